@@ -1,0 +1,43 @@
+# Six verbs. Everything happens in .venv, which `make` builds when it is not there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench soak clean help
+
+help:
+	@echo "make demo   compare five policies on a federation of ten learners"
+	@echo "make test   run all tests"
+	@echo "make check  formatting, lint, types"
+	@echo "make bench  the measured claims (writes docs/results/)"
+	@echo "make soak   what takes longer: full fuzzing, kill sweeps"
+	@echo "make clean  remove what make made"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	touch $(READY)
+
+demo: $(READY)
+	rm -rf runs/demo
+	$(BIN)/metis compare examples/demo.toml --out runs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/community.py --out docs/results/figure2.json --plot docs/results/figure2.png
+	$(BIN)/python benchmarks/agenda.py --out docs/results/agenda.json
+
+soak: $(READY)
+	METIS_FUZZ_SCHEDULES=20000 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 tests/fuzz
+	$(BIN)/python -m pytest -m soak --timeout 7200 tests
+
+clean:
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

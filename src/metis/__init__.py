@@ -1,0 +1,68 @@
+"""Metis: federated learning for learners that differ in data and speed.
+
+    import metis
+
+    result = metis.simulate(policy="async-dvw-adaptive", learners=10, horizon={"seconds": 120})
+    print(result.final_accuracy)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from metis.core.errors import MetisError
+from metis.data.dataset import Advice, Dataset
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from metis.runtime.run import Result
+
+__all__ = ["Advice", "Dataset", "MetisError", "load_into", "simulate"]
+__version__ = "0.1.0"
+
+
+def simulate(
+    config: str | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+    out: str | None = None,
+    resume: str | None = None,
+    progress: bool = False,
+    **values: Any,
+) -> Result:
+    """Run a federation in virtual time and return what came of it.
+
+    `config` is a TOML file; keyword values overrule it, tables as mappings:
+    `train={"epochs": 2}`. `model` and `data` are your own module and dataset; without them the
+    config names both. With `out` the run is written to that directory, and an interrupted one is
+    taken up again by `resume`. Raises MetisError for everything that is wrong with the input.
+    """
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from metis.config import load
+    from metis.report.live import LiveView
+    from metis.runtime import run as runs
+
+    if resume is not None and (config is not None or out is not None or values):
+        raise MetisError("resume takes its settings from the run's own directory, no others")
+    path = config if resume is None else str(Path(resume) / "config.toml")
+    chosen = load(path, **values)
+    with ExitStack() as stack:
+        listeners: tuple[Any, ...] = ()
+        if progress:
+            view = LiveView(chosen.horizon.seconds, chosen.horizon.versions, title=chosen.policy)
+            listeners = (stack.enter_context(view),)
+        if resume is not None:
+            return runs.resume(Path(resume), model=model, data=data, listeners=listeners)
+        target = None if out is None else Path(out)
+        return runs.run(chosen, target, model=model, data=data, listeners=listeners)
+
+
+def load_into(module: nn.Module, path: str) -> None:
+    """Put the weights of a `.safetensors` file into your module, by tensor name."""
+    from metis.learn.flat import load_into as load_module
+
+    load_module(module, path)

@@ -1,0 +1,338 @@
+"""The command line. Verbs only: what they do lives where the library has it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from metis import config as configuration
+from metis.config import Config
+from metis.core.errors import ConfigError, MetisError
+from metis.core.recipes import POLICIES, Settings
+
+app = typer.Typer(
+    name="metis",
+    help="Federated learning for learners that differ in data and speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Get datasets, and see who would hold what.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+console = Console()
+complaints = Console(stderr=True)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Start from this file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as train.epochs=2."),
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+def main() -> None:
+    """Run the command line. A MetisError is a message and exit code 2, never a traceback."""
+    try:
+        app()
+    except MetisError as error:
+        stopped = type(error).__name__ == "Interrupted"
+        style = "yellow" if stopped else "bold red"
+        complaints.print(f"[{style}]{'stopped' if stopped else 'error'}:[/] ", end="")
+        complaints.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(130 if stopped else 2)
+
+
+# ---- run --------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples:  metis run   |   metis run fed.toml --out runs/first --set train.epochs=2"
+    "   |   metis run --resume runs/first"
+)
+def run(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same bytes.")] = None,
+    device: Device = None,
+    policy: Annotated[str | None, typer.Option(help="One of `metis policies`.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with an interrupted run.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one federation in virtual time."""
+    if resume is not None and (config or set_ or out or seed is not None or policy or device):
+        raise ConfigError("--resume takes its settings from the run's own directory, no others")
+    if resume is not None:
+        chosen = configuration.load(resume / "config.toml")
+        directory = resume
+    else:
+        chosen = _load(config, set_, seed=seed, device=device, policy=policy)
+        directory = out or _fresh(Path("runs") / chosen.policy)
+    summary = _simulate(chosen, directory, resume is not None, quiet or as_json, chosen.policy)
+    if as_json:
+        console.print_json(json.dumps(summary))
+        return
+    _report(directory, [directory])
+
+
+@app.command(
+    epilog="Example:  metis compare --policies sync-fedavg,async-dvw-adaptive --seeds 1,2,3"
+)
+def compare(
+    config: ConfigFile = None,
+    policies: Annotated[str, typer.Option(help="Names from `metis policies`, with commas.")] = (
+        "sync-fedavg,sync-dvw,async-fedavg,fedasync,async-dvw-adaptive"
+    ),
+    seeds: Annotated[str | None, typer.Option(help="Several seeds: mean and spread.")] = None,
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the runs.")] = None,
+    device: Device = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several policies on the same data and put them side by side."""
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--policies: name at least one")
+    numbers: list[int | None] = [None]
+    if seeds is not None:
+        try:
+            numbers = [int(text) for text in seeds.split(",")]
+        except ValueError:
+            raise ConfigError(f"--seeds {seeds!r}: expected numbers with commas") from None
+    plans = [
+        (name, number, _load(config, set_, policy=name, seed=number, device=device))
+        for name in names
+        for number in numbers
+    ]
+    directory = out or _fresh(Path("runs") / "compare")
+    directories, summaries = [], []
+    for position, (name, number, chosen) in enumerate(plans, 1):
+        target = directory / (name if number is None else f"{name}-seed{number}")
+        title = f"{position}/{len(plans)} {target.name}"
+        summaries.append(_simulate(chosen, target, False, quiet or as_json, title))
+        directories.append(target)
+    if as_json:
+        console.print_json(json.dumps(summaries))
+        return
+    _report(directory, directories)
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs to show.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where report.html goes; default: the first DIR.")
+    ] = None,
+) -> None:
+    """Write report.html with plots for one run, or for several side by side."""
+    found = [run for directory in directories for run in _runs_below(directory)]
+    _report(out or directories[0], found)
+
+
+@app.command()
+def replay(
+    directory: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False
+) -> None:
+    """Recompute every community model from the journal and verify its digest."""
+    from metis.runtime.replay import replay as replay_run
+
+    with console.status("replaying") as status:
+        found = replay_run(directory, lambda version: status.update(f"version {version} verified"))
+    if as_json:
+        values = {"events": found.num_events, "versions": found.num_versions}
+        console.print_json(json.dumps({**values, "digest": found.last_digest}))
+    else:
+        console.print(
+            f"[green]verified[/] {found.num_versions} versions from {found.num_events} events; "
+            f"the last is {found.last_digest[:16]}..."
+        )
+
+
+def _load(path: Path | None, overrides: list[str] | None, **values: Any) -> Config:
+    given = {name: value for name, value in values.items() if value is not None}
+    return configuration.load(path, overrides or (), **given)
+
+
+def _simulate(chosen: Config, out: Path, resumed: bool, quiet: bool, title: str) -> dict[str, Any]:
+    from metis.report.live import LiveView
+    from metis.runtime.run import resume, run
+
+    with contextlib.ExitStack() as stack:
+        listeners: tuple[Any, ...] = ()
+        if not quiet:
+            view = LiveView(chosen.horizon.seconds, chosen.horizon.versions, console, title)
+            listeners = (stack.enter_context(view),)
+        result = (
+            resume(out, listeners=listeners) if resumed else run(chosen, out, listeners=listeners)
+        )
+    return result.summary
+
+
+def _report(directory: Path, runs: list[Path]) -> None:
+    from metis.report.page import read_run, summary_table, write_report
+
+    read = [read_run(run) for run in runs]
+    console.print(summary_table(read))
+    console.print(f"report: {write_report(directory, read)}", highlight=False)
+
+
+def _runs_below(directory: Path) -> list[Path]:
+    """Return the directory itself if it is a run, else the runs inside it."""
+    if (directory / "journal.jsonl").exists() or not directory.is_dir():
+        return [directory]
+    inside = sorted(path.parent for path in directory.glob("*/journal.jsonl"))
+    return inside or [directory]
+
+
+def _fresh(base: Path) -> Path:
+    """Return a directory that is not there yet: base, base-2, base-3, ..."""
+    candidates = (base if n == 1 else base.with_name(f"{base.name}-{n}") for n in range(1, 10_000))
+    return next(path for path in candidates if not path.exists())
+
+
+# ---- what there is ----------------------------------------------------------------------------
+
+
+@app.command()
+def policies(as_json: AsJson = False) -> None:
+    """List the policies."""
+    rows = []
+    for policy in POLICIES.values():
+        recipe = policy.recipe(Settings())
+        rows.append(
+            {
+                "name": policy.name,
+                "summary": policy.summary,
+                "community": type(recipe.community).__name__,
+                "weighting": type(recipe.weighting).__name__,
+                "pacing": type(recipe.pacing).__name__,
+                "trigger": "validation cycles" if recipe.adaptive else "fixed epochs",
+                "holds_out": recipe.holds_out,
+            }
+        )
+    if as_json:
+        console.print_json(json.dumps(rows))
+        return
+    table = Table("policy", "community", "weighting", "pacing", "trigger", "in words")
+    for row in rows:
+        columns = ("name", "community", "weighting", "pacing", "trigger", "summary")
+        table.add_row(*(str(row[column]) for column in columns))
+    console.print(table)
+
+
+@app.command("config")
+def show_config(config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Print a commented config file: the defaults, or a file completed with them."""
+    print(configuration.dump(_load(config, set_), comments=True), end="")
+
+
+@data_app.command("list")
+def data_list(as_json: AsJson = False) -> None:
+    """List the data sources and whether they are at hand."""
+    from metis.data.sources import SOURCES, cache_directory, is_ready
+
+    directory = cache_directory()
+    rows = [
+        {
+            "name": source.name,
+            "ready": is_ready(source, directory),
+            "summary": source.summary,
+            "cite": source.cite,
+        }
+        for source in SOURCES.values()
+    ]
+    if as_json:
+        console.print_json(json.dumps(rows))
+        return
+    table = Table("name", "ready", "what", "cite", caption=f"prepared data lies in {directory}")
+    for row in rows:
+        ready = "[green]yes[/]" if row["ready"] else "metis data prepare"
+        table.add_row(str(row["name"]), ready, str(row["summary"]), str(row["cite"]))
+    console.print(table)
+
+
+@data_app.command("prepare", epilog="Example:  metis data prepare cifar10 --from cifar10.npz")
+def data_prepare(
+    name: str,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="A file or folder you already have.")
+    ] = None,
+) -> None:
+    """Download a dataset from its home, or take a local file; check it and keep it."""
+    from metis.data.sources import find, prepare
+
+    with _download_progress() as on_progress:
+        path = prepare(name, from_, on_progress=on_progress)
+    console.print(f"ready: {path}", highlight=False)
+    unchecked = [file.name for file in find(name).files if file.checksum is None]
+    if unchecked and from_ is None:
+        console.print(f"[yellow]no published checksum to verify:[/] {', '.join(unchecked)}")
+
+
+@data_app.command(
+    "show", epilog="Example:  metis data show --set partition.classes=3 --plot who.png"
+)
+def data_show(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write a picture (PNG).")] = None,
+) -> None:
+    """Show who would hold what under a config."""
+    from metis.data import picture
+    from metis.runtime.assemble import dataset_of, divide, learner_groups
+
+    chosen = _load(config, set_)
+    dataset = dataset_of(chosen)
+    division = divide(chosen, dataset)
+    counts = picture.holdings(dataset.y_train, division, dataset.num_classes)
+    groups = learner_groups(chosen)
+    names = [f"{n} {g}" for n, g in zip(chosen.learner_names(), groups, strict=True)]
+    note = f"{dataset.name}: {division.note}"
+    console.print(picture.table(counts, names, note))
+    if division.unplaced:
+        console.print(f"{division.unplaced} examples could not be placed and are held by nobody")
+    if plot is not None:
+        picture.plot(counts, names, plot, note)
+        console.print(f"picture: {plot}", highlight=False)
+
+
+@contextlib.contextmanager
+def _download_progress() -> Iterator[Any]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bars: dict[str, Any] = {}
+
+        def on_progress(name: str, done: int, total: int | None) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], completed=done, total=total)
+
+        yield on_progress
+
+
+if __name__ == "__main__":
+    main()

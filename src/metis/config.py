@@ -1,0 +1,300 @@
+"""The configuration of a run: TOML in, frozen dataclasses out, every key documented where it is.
+
+A key whose default is None is filled in from the data source, the policy or the paper when the
+run is set up; the resolved file in the run's directory then holds the value that was used.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metis import paper, tables
+from metis.core.errors import ConfigError, unknown
+from metis.core.recipes import POLICIES
+from metis.core.scores import CLASS_SCORES, ERROR_SCORES
+from metis.tables import key, table
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    name: str = key(
+        "digits", "a source of `metis data list`, a path to an .npz, or file.py:function"
+    )
+    directory: str | None = key(
+        None, "where prepared datasets lie; default $METIS_DATA or ~/.cache/metis"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str | None = key(
+        None, "a model of the zoo, or file.py:function; default: what suits the data"
+    )
+    initial: str | None = key(
+        None, "start from these weights (.safetensors) instead of random ones"
+    )
+    options: dict[str, bool | int | float] = field(
+        default_factory=dict, metadata={"doc": "of a model of the zoo, such as {lrn = false}"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    sizes: str = key(
+        "powerlaw",
+        "examples per learner: equal, 1.2^-k, k^-exponent or exponent^-k",
+        choices=("uniform", "skewed", "powerlaw", "geometric"),
+    )
+    classes: int | str = key(
+        3,
+        'classes per learner: "iid", a number, a list "8,4,3x8", "dirichlet", "shards", "natural"',
+    )
+    exponent: float = key(1.5, "of powerlaw and geometric sizes", above=0)
+    alpha: float = key(0.5, "of the Dirichlet distribution; smaller is more skewed", above=0)
+    shards: int = key(2, "shards per learner", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A device class. Everything left out follows from `costs.profile` and the data source."""
+
+    learners: int | None = key(
+        None, "how many learners are of this class; default: an even share", low=1
+    )
+    seconds_per_step: float | None = key(None, "virtual seconds per mini-batch", above=0)
+    seconds_per_evaluated_example: float | None = key(
+        None, "virtual seconds per scored example", low=0
+    )
+    request_overhead_seconds: float | None = key(
+        None, "virtual seconds added to each update", low=0
+    )
+    latency_seconds: float = key(0.0, "of its link, one way", low=0)
+    bandwidth_bytes_per_second: float | None = key(
+        None, "of its link, each way; default: no limit", above=0
+    )
+    vc_tomb: int | None = key(None, "tombstones tolerated in a validation cycle", low=0)
+    vc_loss: float | None = key(
+        None, "improvement of the validation loss that is too small, in percent", low=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    epochs: int = key(4, "local epochs per task where they are fixed (uf)", low=1)
+    max_epochs: int = key(
+        100, "an adaptive learner offers its model at the latest after so many", low=1
+    )
+    burn_in_epochs: int = key(2, "epochs of a validation cycle before tombstones count", low=0)
+    batch_size: int | None = key(None, "default: what suits the data", low=1)
+    learning_rate: float | None = key(None, "default: what suits the data", above=0)
+    momentum: float | None = key(None, "default: what suits the data", low=0, high=1)
+    keep_momentum: bool = key(False, "carry optimizer state over from task to task")
+    optimizer: str = key("sgd", "any optimizer of torch.optim")
+    optimizer_options: dict[str, float] = field(
+        default_factory=dict, metadata={"doc": "further arguments of the optimizer"}
+    )
+    schedule: str = key(
+        "constant",
+        "learning rate over community versions",
+        choices=("constant", "step", "cosine", "exponential"),
+    )
+    schedule_versions: int = key(100, "length of a step, of the cosine, or of one decay", low=1)
+    schedule_factor: float = key(0.1, "what a step or decay multiplies the rate by", above=0)
+    weight_decay: float | None = key(None, "default: what suits the data", low=0)
+    weight_decay_on: tuple[str, ...] | None = key(
+        None, "parameter names, * allowed; default: all weights"
+    )
+    proximal: float | None = key(None, "rho of the proximal term; default: the policy's", low=0)
+    clip_norm: float | None = key(None, "clip the gradient's norm", above=0)
+    lease_seconds: float = key(
+        3600.0, "a learner that shows no progress for so long is given up", above=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    fraction: float = key(
+        0.05, "of each learner's examples, held out where the policy needs it", low=0, high=0.9
+    )
+    stratified: bool = key(True, "hold out the same share of every class")
+    metric: str | None = key(
+        None,
+        "score of DVW; default micro_f1, or inverse_mse for regression",
+        choices=(*CLASS_SCORES, *ERROR_SCORES),
+    )
+    self_score: str = key(
+        "include", "whether a learner's own counts join the pool", choices=("include", "exclude")
+    )
+    deadline_seconds: float = key(
+        600.0, "a judge that has not answered by then is left out", above=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeTable:
+    sample: int | None = key(
+        None, "learners drawn per round, or at work at once; default: all", low=1
+    )
+    min_learners: int | None = key(
+        None, "the run begins when so many have joined; default: all", low=1
+    )
+    mixing_rate: float = key(0.5, "FedAsync's alpha", above=0, high=1)
+    staleness_exponent: float = key(0.5, "a of FedAsync+Poly and FedBuff", low=0)
+    proximal: float = key(0.005, "rho of FedAsync and FedProx", low=0)
+    buffer_size: int = key(5, "FedBuff makes a version every so many updates (K)", low=1)
+    server_rate: float = key(1.0, "of FedBuff and FedAvgM", above=0)
+    server_momentum: float = key(0.9, "of FedAvgM", low=0, high=1)
+    server_adam_rate: float = key(0.01, "of FedAdam", above=0)
+    epochs_of_slowest: float = key(
+        1.0, "SemiSync's time budget, in epochs of the slowest (lambda)", above=0
+    )
+    repair_every: int = key(10_000, "commits between full recomputations of the cached sum", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    versions: int | None = key(None, "stop after so many community models", low=1)
+    seconds: float | None = key(None, "stop after so many virtual seconds", above=0)
+    test_every: int | None = key(
+        None, "versions between tests; default: 1 with rounds, else the number of learners", low=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    upload: str = key("dense", "how updates travel", choices=("dense",))
+    download: str = key("dense", "how community models travel", choices=("dense",))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    profile: str = key(
+        "default",
+        "paper adds 44 s to each request, as in the authors' cluster",
+        choices=("default", "paper"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that happens to a learner at a virtual moment."""
+
+    at_seconds: float = key(0.0, "virtual time", low=0)
+    learner: str = key("", "its name, such as learner-03")
+    kind: str = key(
+        "crash",
+        "join (it is not there before), leave, withdraw, crash, restart, slow",
+        choices=("join", "leave", "withdraw", "crash", "restart", "slow"),
+    )
+    factor: float = key(1.0, "slow: from now on everything takes so many times as long", above=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    keep_updates: bool = key(
+        False, "keep every update on disk, so that `metis replay` can verify the run"
+    )
+    checkpoint_seconds: float = key(60.0, "real seconds between checkpoints", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    policy: str = key("async-dvw-adaptive", "one of `metis policies`", choices=tuple(POLICIES))
+    learners: int = key(10, "how many take part", low=1)
+    seed: int = key(paper.SEED, "same seed, same bytes", low=0)
+    device: str = key("cpu", "where to compute", choices=("cpu", "cuda"))
+    threads: int | None = key(
+        None, "of torch; part of what makes bytes equal; default: 1 for small models", low=1
+    )
+    data: Data = table(Data, "what is learned")
+    model: Model = table(Model, "by which model")
+    partition: Partition = table(Partition, "who holds what")
+    groups: dict[str, Group] = field(
+        default_factory=lambda: {"fast": Group(), "slow": Group()},
+        metadata={"doc": "device classes; naming any replaces both defaults"},
+    )
+    train: Train = table(Train, "how a learner trains")
+    validation: Validation = table(Validation, "the distributed validation set (DVW)")
+    recipe: RecipeTable = table(RecipeTable, "the numbers a policy leaves open")
+    horizon: Horizon = table(
+        Horizon, "when to stop, whichever comes first; default: 300 virtual seconds"
+    )
+    codec: Codec = table(Codec, "how models are packed")
+    costs: Costs = table(Costs, "what things cost in virtual time")
+    incidents: tuple[Incident, ...] = field(
+        default=(),
+        metadata={
+            "doc": "joins, departures, crashes and stragglers, for example",
+            "example": Incident(100.0, "learner-03", "slow", 5.0),
+        },
+    )
+    output: Output = table(Output, "what is written")
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ConfigError("groups: at least one is needed, such as [groups.fast]")
+        stated = [g.learners for g in self.groups.values() if g.learners is not None]
+        if len(stated) == len(self.groups) and sum(stated) != self.learners:
+            raise ConfigError(
+                f"groups hold {sum(stated)} learners together, but learners = {self.learners}"
+            )
+        if len(self.groups) > self.learners:
+            raise ConfigError(
+                f"{len(self.groups)} groups for {self.learners} learners: each needs at least one"
+            )
+        for incident in self.incidents:
+            if incident.learner not in self.learner_names():
+                raise ConfigError(
+                    "incidents: " + unknown("learner", incident.learner, self.learner_names())
+                )
+
+    def learner_names(self) -> list[str]:
+        """Return learner-01, learner-02, ... with as many digits as are needed to sort them."""
+        digits = max(2, len(str(self.learners)))
+        return [f"learner-{i:0{digits}d}" for i in range(1, self.learners + 1)]
+
+    def group_sizes(self) -> dict[str, int]:
+        """Return how many learners each group has; those not stated share the rest evenly."""
+        rest = self.learners - sum(g.learners or 0 for g in self.groups.values())
+        open_groups = [name for name, g in self.groups.items() if g.learners is None]
+        if rest < len(open_groups):
+            raise ConfigError(
+                f"groups: {rest} of {self.learners} learners are left for {', '.join(open_groups)}"
+            )
+        sizes = {}
+        for name, group in self.groups.items():
+            if group.learners is not None:
+                sizes[name] = group.learners
+            else:
+                position = open_groups.index(name)
+                sizes[name] = rest // len(open_groups) + (position < rest % len(open_groups))
+        return sizes
+
+
+def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values: Any) -> Config:
+    """Return a config from a TOML file, then `key=value` overrides, then keyword values."""
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror or error}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        name, sep, text = override.partition("=")
+        if not sep or not name.strip():
+            raise ConfigError(f"--set {override!r}: expected key=value, such as train.epochs=2")
+        tables.insert(raw, name.strip(), tables.scalar(text.strip()))
+    for name, value in values.items():
+        tables.merge(raw, name, value)
+    return tables.read(Config, raw)
+
+
+def dump(config: Config, comments: bool = False) -> str:
+    """Return a config as TOML that `load` reads back to an equal one."""
+    return tables.write(config, comments)

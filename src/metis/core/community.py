@@ -1,0 +1,271 @@
+"""How updates become a community model: four ways to average, one contract.
+
+A community only adds up. What an update is worth is the weighting's business, when a version is
+published the pacing's. All sums are float64; models are kept by reference, never copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from metis.core.errors import ConfigError, ModelError, RunError
+from metis.core.kernels import Sum, divide, shift, shift_and_divide, weighted_sum
+from metis.core.types import LearnerId, Update, Vector, frozen
+
+
+class Community(Protocol):
+    """Takes updates in, gives community models out. State has one owner: the controller."""
+
+    def fold(self, update: Update, weight: float, base: Vector) -> None:
+        """Take an update in, at a cost of O(M) whatever the number of learners.
+
+        `base` is the model this learner started from. A weight is finite and not negative; zero
+        takes the learner's earlier contribution out and puts nothing in.
+        """
+        ...
+
+    def drop(self, learner: LearnerId) -> bool:
+        """Take a learner's contribution out; False if there is no record of it to take out."""
+        ...
+
+    def model(self, current: Vector) -> Vector:
+        """Return the next community model, read-only; `current` itself when there is no mass.
+
+        Called once per published version.
+        """
+        ...
+
+    @property
+    def drift(self) -> float | None:
+        """Relative drift found, if the folds of the latest version brought a repair of the sum."""
+        ...
+
+
+@dataclass(slots=True)
+class RoundAverage:
+    """The weighted mean of one round's models, for synchronous pacing.
+
+    Nothing is added before the round closes, and then in sorted learner order: the order of
+    arrival cannot change a bit. A learner that answers twice counts once, with its latest model.
+    """
+
+    models: dict[LearnerId, tuple[Vector, float]] = field(default_factory=dict)
+
+    def fold(self, update: Update, weight: float, base: Vector) -> None:
+        weights = _accepted(update, weight, base)
+        self.models.pop(update.learner, None)
+        if weight > 0:
+            self.models[update.learner] = (weights, weight)
+
+    def drop(self, learner: LearnerId) -> bool:
+        return self.models.pop(learner, None) is not None
+
+    def model(self, current: Vector) -> Vector:
+        terms = [self.models[learner] for learner in sorted(self.models)]
+        self.models = {}
+        if not terms:
+            return current
+        return divide(weighted_sum(terms), _mass(terms))
+
+    @property
+    def drift(self) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class CachedAverage:
+    """The weighted mean of every learner's latest model (Metis paper, section III), w_c = W / P.
+
+    W = sum p_k w_k and P = sum p_k are kept; an update replaces its learner's share of both, so it
+    costs O(M) however many learners there are. A fold only notes the change and `model` makes it:
+    with one fold per version W is then read and written once, together with the output.
+
+    W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds both
+    are summed anew, at O(N M), and the drift found is reported. When the last contribution goes,
+    W and P are exactly zero.
+    """
+
+    repair_every: int = 10_000
+    latest: dict[LearnerId, tuple[Vector, float]] = field(default_factory=dict)
+    total: Sum | None = None  # W, but for the pending change
+    pending: tuple[float, Vector, float, Vector | None] | None = None  # gain, new, loss, old
+    mass: float = 0.0  # P, but for the rounding errors gathered in mass_error
+    mass_error: float = 0.0
+    num_folds: int = 0
+    repaired: float | None = None
+    published: bool = False  # no fold or drop since `model` was called
+
+    def __post_init__(self) -> None:
+        if self.repair_every < 1:
+            raise ConfigError(f"repair_every is {self.repair_every} folds; it must be at least 1")
+
+    def fold(self, update: Update, weight: float, base: Vector) -> None:
+        weights = _accepted(update, weight, base)
+        self._replace(update.learner, weights, weight)
+        self.num_folds += 1
+        if self.num_folds % self.repair_every == 0 and self.latest:
+            self._repair()
+
+    def drop(self, learner: LearnerId) -> bool:
+        if learner not in self.latest:
+            return False
+        self._replace(learner, None, 0.0)
+        return True
+
+    def model(self, current: Vector) -> Vector:
+        self.published = True
+        if self.total is None:
+            return current
+        mass = self.mass + self.mass_error
+        if self.pending is None:
+            return divide(self.total, mass)
+        gain, new, loss, old = self.pending
+        self.pending = None
+        return shift_and_divide(self.total, 1.0, gain, new, loss, old, mass=mass)
+
+    @property
+    def drift(self) -> float | None:
+        return self.repaired
+
+    def recompute(self) -> tuple[Sum, float]:
+        """Return W and P summed anew from the latest models, in sorted learner order: O(N M)."""
+        terms = [self.latest[learner] for learner in sorted(self.latest)]
+        if not terms:
+            return np.zeros(0 if self.total is None else self.total.size), 0.0
+        return weighted_sum(terms), _mass(terms)
+
+    def _replace(self, learner: LearnerId, weights: Vector | None, weight: float) -> None:
+        if self.published:
+            self.published, self.repaired = False, None
+        old, old_weight = self.latest.pop(learner, (None, 0.0))
+        if weights is not None and weight > 0:
+            self.latest[learner] = (weights, weight)
+        if not self.latest:
+            self.total, self.pending, self.mass, self.mass_error = None, None, 0.0, 0.0
+            return
+        self._add_mass(weight)
+        self._add_mass(-old_weight)
+        self._apply_pending()
+        if weights is not None and weight > 0:
+            if self.total is None:
+                self.total = np.zeros(weights.size)
+            self.pending = (weight, weights, old_weight, old)
+        elif old is not None:
+            self.pending = (-old_weight, old, 0.0, None)
+
+    def _add_mass(self, amount: float) -> None:
+        # Knuth's two-sum: what the addition rounds away is known exactly, so it can be kept.
+        mass = self.mass + amount
+        added = mass - self.mass
+        self.mass_error += (self.mass - (mass - added)) + (amount - added)
+        self.mass = mass
+
+    def _apply_pending(self) -> None:
+        if self.total is not None and self.pending is not None:
+            gain, new, loss, old = self.pending
+            shift(self.total, 1.0, gain, new, loss, old)
+        self.pending = None
+
+    def _repair(self) -> None:
+        self._apply_pending()
+        total, mass = self.recompute()
+        mass_drift = abs(self.mass + self.mass_error - mass) / mass
+        self.repaired = max(_relative_error(self.total, total), mass_drift)
+        self.total, self.mass, self.mass_error = total, mass, 0.0
+
+
+@dataclass(slots=True)
+class Mixing:
+    """FedAsync (Xie et al. 2019): w_c = (1 - alpha_t) w_c + alpha_t w_k, alpha_t the fold's weight.
+
+    The first arrival becomes w_c whatever its weight (the Metis authors' constant). Nothing can be
+    taken out again: no record is kept of who is in the mixture.
+    """
+
+    mixture: Sum | None = None
+
+    def fold(self, update: Update, weight: float, base: Vector) -> None:
+        weights = _accepted(update, weight, base)
+        if self.mixture is None:
+            self.mixture = weights.astype(np.float64)
+        else:
+            shift(self.mixture, 1.0 - weight, weight, weights)
+
+    def drop(self, learner: LearnerId) -> bool:
+        return False
+
+    def model(self, current: Vector) -> Vector:
+        return current if self.mixture is None else divide(self.mixture, 1.0)
+
+    @property
+    def drift(self) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class Buffer:
+    """FedBuff (Nguyen et al. 2022): w_c + (server_rate / K) * sum of weight_i * (w_i - base_i).
+
+    K counts the folds since the last version, also those of weight zero. Differences are to each
+    learner's own base and are added up in order of arrival. A learner may be in a buffer more than
+    once; `drop` takes out what of it is still there.
+    """
+
+    server_rate: float = 1.0
+    folds: list[tuple[LearnerId, float, Vector, Vector]] = field(default_factory=list)
+
+    def fold(self, update: Update, weight: float, base: Vector) -> None:
+        weights = _accepted(update, weight, base)
+        self.folds.append((update.learner, weight, weights, base))
+
+    def drop(self, learner: LearnerId) -> bool:
+        kept = [fold for fold in self.folds if fold[0] != learner]
+        found = len(kept) < len(self.folds)
+        self.folds = kept
+        return found
+
+    def model(self, current: Vector) -> Vector:
+        folds, self.folds = self.folds, []
+        if not any(weight for _, weight, _, _ in folds):
+            return current
+        change: Sum = np.zeros(current.size)
+        for _, weight, weights, base in folds:
+            shift(change, 1.0, weight, weights, weight, base)
+        return shift_and_divide(change, self.server_rate / len(folds), 1.0, current, mass=1.0)
+
+    @property
+    def drift(self) -> None:
+        return None
+
+
+def _accepted(update: Update, weight: float, base: Vector) -> Vector:
+    """Return the update's weights, read-only from now on, if they can be folded at all."""
+    if update.weights.shape != base.shape:
+        raise ModelError(
+            f"learner {update.learner!r} sent weights of shape {update.weights.shape} for task "
+            f"{update.task}; the community model has shape {base.shape}"
+        )
+    if not 0.0 <= weight < math.inf:
+        raise RunError(
+            f"learner {update.learner!r} was given weight {weight} for task {update.task}; "
+            "a weight must be finite and not negative"
+        )
+    return frozen(update.weights)
+
+
+def _mass(terms: Iterable[tuple[Vector, float]]) -> float:
+    return math.fsum(weight for _, weight in terms)
+
+
+def _relative_error(found: Sum | None, right: Sum) -> float:
+    """Return the largest error as a share of the largest right value."""
+    if found is None:
+        return math.inf
+    scale = float(np.abs(right).max(initial=0.0))
+    error = float(np.abs(found - right).max(initial=0.0))
+    return error / scale if scale else error

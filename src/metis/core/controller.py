@@ -1,0 +1,351 @@
+"""The federation's controller: told events one at a time, it answers with commands.
+
+No input or output, no clock, no lock, no thread, no randomness of its own: the same events give
+the same commands and the same bytes, in a simulator, in a server and in a replay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from metis.core.community import Community
+from metis.core.events import (
+    Arrived,
+    Command,
+    Evaluate,
+    EvaluationExpired,
+    Event,
+    Failed,
+    Fold,
+    Joined,
+    Left,
+    Publish,
+    Refuse,
+    Scored,
+    TaskExpired,
+    Train,
+)
+from metis.core.pacing import Pacing, step_budget
+from metis.core.scores import pool
+from metis.core.types import (
+    ClassCounts,
+    Counts,
+    LearnerId,
+    Profile,
+    Snapshot,
+    Task,
+    Update,
+    frozen,
+)
+from metis.core.weighting import Weighting
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """An accepted update on its way to being folded."""
+
+    update: Update
+    task: Task
+    waiting_for: dict[int, LearnerId]  # evaluation number -> judge
+    answers: dict[LearnerId, Counts] = field(default_factory=dict)
+    missing: list[LearnerId] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Controller:
+    """Composes a community, a weighting and a pacing into a federation.
+
+    Updates are folded strictly in the order they arrived, one at a time, and only from the head
+    of the queue: a learner that is handed version v gets exactly the folds of versions 1..v. The
+    scores of several updates may be gathered at once. An event costs O(M) at most, plus one
+    command for each learner it concerns.
+    """
+
+    community: Community
+    weighting: Weighting
+    pacing: Pacing
+    current: Snapshot
+    min_learners: int = 1
+
+    committed_steps: int = 0  # S_c: mini-batches in all folds so far
+    started: bool = False
+    profiles: dict[LearnerId, Profile] = field(default_factory=dict)  # everybody ever seen
+    members: set[LearnerId] = field(default_factory=set)
+    idle: set[LearnerId] = field(default_factory=set)  # members with nothing to do
+    roster: set[LearnerId] = field(default_factory=set)  # of this round, or now at work
+    lost: dict[LearnerId, int] = field(default_factory=dict)  # whose lease ran out, on which task
+    tasks: dict[int, Task] = field(default_factory=dict)  # not answered yet
+    task_of: dict[LearnerId, int] = field(default_factory=dict)
+    queue: deque[Ticket] = field(default_factory=deque)
+    evaluations: dict[int, Ticket] = field(default_factory=dict)  # not answered yet
+    folds: list[Fold] = field(default_factory=list)  # since the current version
+    step_seconds: dict[LearnerId, float] = field(default_factory=dict)  # measured, per step
+    next_task: int = 1
+    next_evaluation: int = 1
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event; return what the shell must do, in this order."""
+        match event:
+            case Joined(profile):
+                commands = self._join(profile)
+            case Left(learner, withdraw):
+                commands = self._leave(learner, withdraw)
+            case Arrived(update):
+                commands = self._arrive(update)
+            case Failed(learner, number, reason):
+                commands = self._fail(learner, number, reason)
+            case Scored(number, counts):
+                commands = self._score(number, counts)
+            case TaskExpired(number):
+                commands = self._expire_task(number)
+            case EvaluationExpired(number):
+                commands = self._score(number, None, missing=True)
+        return commands + self._settle()
+
+    # ---- membership ---------------------------------------------------------------------------
+
+    def _join(self, profile: Profile) -> list[Command]:
+        learner = profile.learner
+        self.profiles[learner] = profile
+        self.lost.pop(learner, None)
+        if learner not in self.members:
+            self.members.add(learner)
+            if not self._is_busy(learner):
+                self.idle.add(learner)
+            return []
+        again: list[Command] = []
+        if learner in self.task_of:
+            again.append(Train(self.tasks[self.task_of[learner]]))
+        for number, ticket in self.evaluations.items():
+            if ticket.waiting_for[number] == learner:
+                again.append(self._evaluate(number, ticket))
+        return again
+
+    def _leave(self, learner: LearnerId, withdraw: bool) -> list[Command]:
+        self.members.discard(learner)
+        self.idle.discard(learner)
+        self.lost.pop(learner, None)
+        self._close_task(learner)
+        for number, ticket in list(self.evaluations.items()):
+            if ticket.waiting_for[number] == learner:
+                self._score(number, None, missing=True)
+        return self._withdraw(learner) if withdraw else []
+
+    def _withdraw(self, learner: LearnerId) -> list[Command]:
+        """Take back all that is not yet published; what is cached leaves with the next version."""
+        refused: list[Command] = []
+        for ticket in [t for t in self.queue if t.update.learner == learner]:
+            self.queue.remove(ticket)
+            for number in ticket.waiting_for:
+                del self.evaluations[number]
+            refused.append(Refuse(learner, ticket.update.task, "withdrawn by its learner"))
+        if self.community.drop(learner):
+            self.folds = [fold for fold in self.folds if fold.learner != learner]
+        return refused
+
+    def _expire_task(self, number: int) -> list[Command]:
+        """Give up on a task; its learner is no member again until it is heard from."""
+        task = self.tasks.get(number)
+        if task is None:
+            return []
+        self._close_task(task.learner)
+        self.members.discard(task.learner)
+        self.lost[task.learner] = number
+        return []
+
+    # ---- updates ------------------------------------------------------------------------------
+
+    def _arrive(self, update: Update) -> list[Command]:
+        learner = update.learner
+        task = self.tasks.get(update.task)
+        if task is None or task.learner != learner:
+            return self._turn_away(learner, update.task)
+        self._close_task(learner)
+        fault = self._fault(update, task)
+        if fault is not None:
+            return self._refuse(learner, update.task, fault)
+        if update.seconds > 0.0:
+            self.step_seconds[learner] = update.seconds / update.num_steps
+        ticket = Ticket(update, task, {})
+        self.queue.append(ticket)
+        return self._ask_judges(ticket) if self.weighting.judged_by != "nobody" else []
+
+    def _fail(self, learner: LearnerId, number: int, reason: str) -> list[Command]:
+        if self.task_of.get(learner) != number:
+            return self._turn_away(learner, number)
+        self._close_task(learner)
+        return self._refuse(learner, number, reason)
+
+    def _turn_away(self, learner: LearnerId, number: int) -> list[Command]:
+        """Answer a task that is not open. A lost learner heard from again is a member again."""
+        if self.lost.get(learner) == number:
+            del self.lost[learner]
+            self.members.add(learner)
+            return self._refuse(learner, number, "late: the lease of its task had run out")
+        return [Refuse(learner, number, "no such task is open for this learner")]
+
+    def _refuse(self, learner: LearnerId, number: int, reason: str) -> list[Command]:
+        self._free(learner)
+        return [Refuse(learner, number, reason)]
+
+    def _fault(self, update: Update, task: Task) -> str | None:
+        """Return what makes an update unfit to be folded, if anything."""
+        expected = self.current.weights.shape
+        if update.weights.shape != expected:
+            return f"its model has shape {update.weights.shape}, the federation's has {expected}"
+        if not np.isfinite(update.weights).all():
+            return "its model holds values that are not finite"
+        if update.base_version != task.start.version:
+            return f"it started from version {update.base_version}, not {task.start.version}"
+        if update.num_steps < 1 or update.num_examples < 1:
+            return f"it reports {update.num_steps} steps on {update.num_examples} examples"
+        return None
+
+    # ---- judging ------------------------------------------------------------------------------
+
+    def _ask_judges(self, ticket: Ticket) -> list[Command]:
+        in_turn = self.pacing.rounds or self.pacing.sample is not None
+        judges = self.roster & self.members if in_turn else self.members
+        commands: list[Command] = []
+        for judge in sorted(judges - {ticket.update.learner}):
+            number = self.next_evaluation
+            self.next_evaluation += 1
+            ticket.waiting_for[number] = judge
+            self.evaluations[number] = ticket
+            commands.append(self._evaluate(number, ticket))
+        return commands
+
+    def _evaluate(self, number: int, ticket: Ticket) -> Evaluate:
+        update = ticket.update
+        judge = ticket.waiting_for[number]
+        return Evaluate(number, judge, update.learner, update.task, update.weights)
+
+    def _score(self, number: int, counts: Counts | None, missing: bool = False) -> list[Command]:
+        """Record a judge's answer. One that comes late or twice changes nothing."""
+        ticket = self.evaluations.pop(number, None)
+        if ticket is None:
+            return []
+        judge = ticket.waiting_for.pop(number)
+        known = [ticket.update.counts, *ticket.answers.values()]
+        if missing or not all(alike(counts, other) for other in known):
+            ticket.missing.append(judge)
+        elif counts is not None:
+            ticket.answers[judge] = counts
+        return []
+
+    # ---- commits ------------------------------------------------------------------------------
+
+    def _settle(self) -> list[Command]:
+        """Fold what is ready at the head of the queue, and release whoever may go on."""
+        commands = self._release()
+        while self.queue and not self.queue[0].waiting_for:
+            commands += self._commit(self.queue.popleft())
+            commands += self._release()
+        return commands
+
+    def _commit(self, ticket: Ticket) -> list[Command]:
+        update, task = ticket.update, ticket.task
+        answers = ticket.answers
+        if self.weighting.judged_by == "everybody" and update.counts is not None:
+            answers[update.learner] = update.counts
+        judges = tuple(sorted(answers))
+        pooled = pool([answers[judge] for judge in judges]) if answers else None
+        judged = self.weighting.judged_by != "nobody"
+        if judged and pooled is None:
+            return self._refuse(update.learner, update.task, "no validation counts came back")
+
+        versions_behind = self.current.version - update.base_version
+        weight = self.weighting.weigh(update, pooled, versions_behind)
+        self.community.fold(update, weight, task.start.weights)
+        steps_behind = self.committed_steps - task.committed_steps + update.num_steps
+        self.committed_steps += update.num_steps
+        self.folds.append(
+            Fold(
+                learner=update.learner,
+                task=update.task,
+                weight=weight,
+                score=weight if judged else None,
+                num_steps=update.num_steps,
+                versions_behind=versions_behind,
+                steps_behind=steps_behind,
+                judges=judges,
+                missing=tuple(sorted(ticket.missing)),
+            )
+        )
+        self._free(update.learner)
+        return []
+
+    def _release(self) -> list[Command]:
+        """Start whomever the pacing lets go, from a new version if one is due.
+
+        A version is only made when there is somebody to hand it to: the fold of a learner that
+        has left waits for the next one.
+        """
+        if not self.started:
+            if len(self.members) < self.min_learners:
+                return []
+            self.started = True
+        num_active = len(self.tasks) + len(self.queue)
+        group = self.pacing.release(self.idle, num_active, self.next_task)
+        if not group:
+            return []
+        commands: list[Command] = []
+        if self.folds and self.pacing.publishes(len(self.folds), num_active):
+            commands.append(self._publish())
+        self.roster = set(group) if self.pacing.rounds else self.roster | set(group)
+        roster = [self.profiles[learner] for learner in group]
+        commands += [self._train(profile, roster) for profile in roster]
+        return commands
+
+    def _publish(self) -> Publish:
+        weights = frozen(self.community.model(self.current.weights))
+        self.current = Snapshot(self.current.version + 1, weights)
+        folds, self.folds = tuple(self.folds), []
+        return Publish(self.current, folds, self.committed_steps, self.community.drift)
+
+    def _train(self, profile: Profile, roster: Iterable[Profile]) -> Train:
+        budget = self.pacing.epochs_of_slowest
+        task = Task(
+            number=self.next_task,
+            learner=profile.learner,
+            start=self.current,
+            committed_steps=self.committed_steps,
+            max_steps=None
+            if budget is None
+            else step_budget(budget, profile, roster, self.step_seconds),
+        )
+        self.next_task += 1
+        self.tasks[task.number] = task
+        self.task_of[profile.learner] = task.number
+        self.idle.discard(profile.learner)
+        return Train(task)
+
+    # ---- small facts --------------------------------------------------------------------------
+
+    def _is_busy(self, learner: LearnerId) -> bool:
+        return learner in self.task_of or any(t.update.learner == learner for t in self.queue)
+
+    def _free(self, learner: LearnerId) -> None:
+        """A learner's work is settled: it may be released again, if it is still a member."""
+        if not self.pacing.rounds:
+            self.roster.discard(learner)
+        if learner in self.members:
+            self.idle.add(learner)
+
+    def _close_task(self, learner: LearnerId) -> None:
+        number = self.task_of.pop(learner, None)
+        if number is not None:
+            del self.tasks[number]
+
+
+def alike(one: Counts | None, other: Counts | None) -> bool:
+    """Whether two judges' counts can be pooled; a judge that counted nothing disturbs nobody."""
+    if one is None or other is None:
+        return True
+    if isinstance(one, ClassCounts) and isinstance(other, ClassCounts):
+        return one.matrix.shape == other.matrix.shape
+    return type(one) is type(other)

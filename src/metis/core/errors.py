@@ -1,0 +1,46 @@
+"""Everything Metis raises on purpose.
+
+MetisError                     shown to the user without a traceback, exit code 2
+├── ConfigError                a key, value or combination in the config is wrong
+├── DataError                  a dataset is missing, unreadable or cannot be split as asked
+├── ModelError                 weights and model do not fit together
+├── JournalError               a journal, checkpoint or stored update cannot be read
+└── RunError                   the federation cannot go on (no progress, unwritable directory)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MetisError(Exception):
+    """Base of all errors whose message alone tells the user what to do."""
+
+
+class ConfigError(MetisError):
+    """A key, a value or a combination of them in the configuration is wrong."""
+
+
+class DataError(MetisError):
+    """A dataset is missing, unreadable, or cannot be divided as asked."""
+
+
+class ModelError(MetisError):
+    """Weights and model do not fit together."""
+
+
+class JournalError(MetisError):
+    """A journal, checkpoint or stored update is missing, damaged or contradicts itself."""
+
+
+class RunError(MetisError):
+    """The federation cannot go on."""
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
+    """Return the message for a wrong name: what it is, the nearest right one, and all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"

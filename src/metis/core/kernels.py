@@ -1,0 +1,207 @@
+"""The few loops over whole models that must run at the speed of memory.
+
+With numba installed (extra `fast`) large models go through one fused compiled loop, else through
+numpy in blocks that stay in the processor's cache. Both do the same operations in the same order
+on each element, without fused multiply-add, so they give the same bits, whatever the number of
+threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.types import Vector, frozen
+
+#: A running sum of weighted models: float64, because a float32 one drifts.
+Sum: TypeAlias = NDArray[np.float64]
+
+_BLOCK = 1 << 16  # elements; also the size below which a call to compiled code does not pay
+_SUM_BLOCK = 1 << 18  # elements; shorter runs of each model leave memory bandwidth unused
+_PARALLEL = 1 << 22  # elements; below it, starting a thread costs more than it saves
+_MAX_THREADS = 4  # the loops wait for memory, more threads would only wait in company
+
+
+class _Loop(Protocol):
+    def __call__(
+        self,
+        total: Sum,
+        keep: float,
+        gain: float,
+        new: Vector,
+        loss: float,
+        old: Vector | None,
+        mass: float,
+        out: Vector | None,
+    ) -> None: ...
+
+
+def shift(
+    total: Sum, keep: float, gain: float, new: Vector, loss: float = 0.0, old: Vector | None = None
+) -> None:
+    """Set total to `keep * total + (gain * new - loss * old)`, in place."""
+    loop = _loop_for(total, new, old)
+
+    def part(low: int, high: int) -> None:
+        before = None if old is None else old[low:high]
+        loop(total[low:high], keep, gain, new[low:high], loss, before, 1.0, None)
+
+    _in_parts(part, total.size)
+
+
+def shift_and_divide(
+    total: Sum,
+    keep: float,
+    gain: float,
+    new: Vector,
+    loss: float = 0.0,
+    old: Vector | None = None,
+    *,
+    mass: float,
+) -> Vector:
+    """Do `shift`, and return total / mass from the same pass: 28 bytes moved per parameter."""
+    loop = _loop_for(total, new, old)
+    out: Vector = np.empty(total.size, np.float32)
+
+    def part(low: int, high: int) -> None:
+        before = None if old is None else old[low:high]
+        loop(total[low:high], keep, gain, new[low:high], loss, before, mass, out[low:high])
+
+    _in_parts(part, total.size)
+    return frozen(out)
+
+
+def divide(total: Sum, mass: float) -> Vector:
+    """Return total / mass, rounded once to float32."""
+    out: Vector = np.empty(total.size, np.float32)
+    np.divide(total, mass, out=out, dtype=np.float64, casting="same_kind")
+    return frozen(out)
+
+
+def weighted_sum(terms: Sequence[tuple[Vector, float]]) -> Sum:
+    """Return the sum of weight * model over at least one term, added up in the order given.
+
+    Block by block, so that the sum stays in cache and each model is read from memory once.
+    """
+    size = terms[0][0].size
+    total: Sum = np.zeros(size)
+    loop = _loop_for(total, *(weights for weights, _ in terms))
+
+    def part(low: int, high: int) -> None:
+        for start in range(low, high, _SUM_BLOCK):
+            block = slice(start, min(start + _SUM_BLOCK, high))
+            for weights, weight in terms:
+                loop(total[block], 1.0, weight, weights[block], 0.0, None, 1.0, None)
+
+    _in_parts(part, size)
+    return total
+
+
+def is_compiled() -> bool:
+    """Return whether large models go through the compiled loop here."""
+    return _compiled() is not None
+
+
+def num_threads(size: int) -> int:
+    """Return how many threads share the work on a model of this size."""
+    if size < _PARALLEL:
+        return 1
+    return max(1, min(_MAX_THREADS, os.cpu_count() or 1))
+
+
+def _loop_for(total: Sum, *models: Vector | None) -> _Loop:
+    """Return the loop for this size. Compiled code checks no bounds, so sizes are checked here."""
+    for model in models:
+        if model is not None and model.shape != total.shape:
+            raise ValueError(f"a model of shape {model.shape} meets a sum of shape {total.shape}")
+    return (total.size > _BLOCK and _compiled()) or _numpy_loop
+
+
+def _in_parts(part: Callable[[int, int], None], size: int) -> None:
+    """Run part(low, high) over the whole range, large ranges in several threads.
+
+    The threads live only as long as the call: a pool kept alive would not survive a fork, and
+    numba's own may abort a process that enters it from two threads.
+    """
+    count = num_threads(size)
+    if count == 1:
+        part(0, size)
+        return
+    edges = [size * i // count for i in range(count + 1)]
+    with ThreadPoolExecutor(count) as pool:
+        for _ in pool.map(part, edges[:-1], edges[1:]):
+            pass
+
+
+def _numpy_loop(
+    total: Sum,
+    keep: float,
+    gain: float,
+    new: Vector,
+    loss: float,
+    old: Vector | None,
+    mass: float,
+    out: Vector | None,
+) -> None:
+    change = np.empty(min(total.size, _BLOCK))
+    spare = np.empty_like(change)
+    for low in range(0, total.size, _BLOCK):
+        block = slice(low, low + _BLOCK)
+        here = total[block]
+        change, spare = change[: here.size], spare[: here.size]
+        # Casting first is exact, and twice as fast as a multiplication that casts on the way.
+        change[:] = new[block]
+        change *= gain
+        if old is not None:
+            spare[:] = old[block]
+            spare *= loss
+            change -= spare
+        if keep != 1.0:
+            here *= keep
+        here += change
+        if out is not None:
+            np.divide(here, mass, out=change)
+            out[block] = change
+
+
+def _scalar_loop(
+    total: Sum,
+    keep: float,
+    gain: float,
+    new: Vector,
+    loss: float,
+    old: Vector | None,
+    mass: float,
+    out: Vector | None,
+) -> None:
+    """What numba compiles; the tests for None are resolved at compile time."""
+    for i in range(total.size):
+        change = gain * new[i]
+        if old is not None:
+            change -= loss * old[i]
+        value = keep * total[i] + change
+        total[i] = value
+        if out is not None:
+            out[i] = value / mass
+
+
+@cache
+def _compiled() -> _Loop | None:
+    """Return the compiled loop, or None without numba. Imported on first use: it takes a second."""
+    try:
+        import numba
+    except ImportError:  # not installed, or not for this numpy
+        return None
+    njit: Any = numba.njit  # typed in some releases only
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        loop: _Loop = njit(cache=True, **options)(_scalar_loop)
+    except RuntimeError:  # nowhere to write the cache
+        loop = njit(**options)(_scalar_loop)
+    return loop

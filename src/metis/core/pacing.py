@@ -1,0 +1,136 @@
+"""Who runs next, and when a new version is due. One question each, asked after every event."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from metis.core.types import LearnerId, Profile
+
+
+class Pacing(Protocol):
+    """Says when idle learners are released and when a version is made."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a release starts a round whose roster judges and waits for one another."""
+        ...
+
+    @property
+    def sample(self) -> int | None:
+        """How many learners may be at work at once; None: all of them."""
+        ...
+
+    @property
+    def epochs_of_slowest(self) -> float | None:
+        """Time budget of a task (see `step_budget`); None: the learner's trigger decides."""
+        ...
+
+    def publishes(self, num_folds: int, num_active: int) -> bool:
+        """Whether so many folds make a version while so many learners are still at work."""
+        ...
+
+    def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
+        """Return whom of the idle to release, in order. `draw` differs from call to call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """A barrier: the next round starts when nobody of this one is at work any more."""
+
+    sample: int | None = None  # learners per round
+    seed: int = 0
+    rounds: bool = True
+    epochs_of_slowest: float | None = None
+
+    def publishes(self, num_folds: int, num_active: int) -> bool:
+        return num_active == 0
+
+    def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
+        return choose(idle, self.sample, self.seed, draw) if num_active == 0 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class SemiSync:
+    """A barrier in time: everybody gets the mini-batches it can do in the same seconds."""
+
+    epochs_of_slowest: float | None = 1.0  # lambda
+    sample: int | None = None
+    seed: int = 0
+    rounds: bool = True
+
+    def publishes(self, num_folds: int, num_active: int) -> bool:
+        return num_active == 0
+
+    def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
+        return choose(idle, self.sample, self.seed, draw) if num_active == 0 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Async:
+    """Each alone: every fold makes a version, and its learner goes on at once."""
+
+    sample: int | None = None  # learners at work at once
+    seed: int = 0
+    rounds: bool = False
+    epochs_of_slowest: float | None = None
+
+    def publishes(self, num_folds: int, num_active: int) -> bool:
+        return num_folds >= 1
+
+    def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
+        return choose(idle, vacancies(self.sample, num_active), self.seed, draw)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffered:
+    """FedBuff: learners go on at once, but only every `size` folds make a version."""
+
+    size: int = 5  # K
+    sample: int | None = None
+    seed: int = 0
+    rounds: bool = False
+    epochs_of_slowest: float | None = None
+
+    def publishes(self, num_folds: int, num_active: int) -> bool:
+        return num_folds >= self.size
+
+    def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
+        return choose(idle, vacancies(self.sample, num_active), self.seed, draw)
+
+
+def choose(idle: Set[LearnerId], count: int | None, seed: int, draw: int) -> list[LearnerId]:
+    """Return `count` of the idle, drawn without replacement, in sorted order; all if None."""
+    names = sorted(idle)
+    if count is None or count >= len(names):
+        return names
+    picks = np.random.default_rng([seed, draw]).choice(len(names), count, replace=False)
+    return [names[i] for i in sorted(picks)]
+
+
+def vacancies(sample: int | None, num_active: int) -> int | None:
+    """Return how many more may start while so many are at work; None: no limit."""
+    return None if sample is None else max(0, sample - num_active)
+
+
+def step_budget(
+    epochs_of_slowest: float,
+    profile: Profile,
+    roster: Iterable[Profile],
+    step_seconds: Mapping[LearnerId, float],
+) -> int:
+    """Return the mini-batches a learner can do in `epochs_of_slowest` x the slowest epoch.
+
+    A learner whose speed is not known yet does one epoch, which measures it.
+    """
+    own = step_seconds.get(profile.learner, 0.0)
+    if own <= 0.0:
+        return profile.steps_per_epoch
+    slowest_epoch = max(step_seconds.get(p.learner, 0.0) * p.steps_per_epoch for p in roster)
+    # The slack keeps 3.0000000001 steps, which is 3 rounded badly, from becoming 4.
+    return max(1, math.ceil(epochs_of_slowest * slowest_epoch / own - 1e-9))

@@ -1,0 +1,139 @@
+"""The nouns of a federation. Values are frozen; a vector inside one is never written to again."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, NewType, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+LearnerId = NewType("LearnerId", str)
+
+#: A whole model, flattened: parameters and float buffers in the order of its `Layout`.
+Vector: TypeAlias = NDArray[np.float32]
+
+#: What a tensor is to a codec. `conv` and `dense` are weights; `plain` is every other parameter
+#: (biases, batch-norm gamma and beta); `buffer` is learned but not trained (running statistics).
+Kind: TypeAlias = Literal["conv", "dense", "plain", "buffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where one named tensor lies inside a `Vector`."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model lies in a vector. Lets a controller without torch tell a filter from a bias."""
+
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def size(self) -> int:
+        last = self.tensors[-1] if self.tensors else None
+        return last.offset + last.size if last else 0
+
+    @property
+    def digest(self) -> str:
+        """Equal for two models exactly when their vectors can be exchanged."""
+        lines = "\n".join(f"{t.name} {t.shape} {t.kind} {t.offset}" for t in self.tensors)
+        return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One published community model."""
+
+    version: int
+    weights: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a learner says of itself when it joins."""
+
+    learner: LearnerId
+    num_examples: int  # training examples, those held out for validation not counted
+    steps_per_epoch: int
+    group: str = "default"  # a device class such as "fast"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An order to train. Delivery is at-least-once; a task number is answered once."""
+
+    number: int
+    learner: LearnerId
+    start: Snapshot
+    committed_steps: int  # S_c of the federation when the start model was handed out
+    max_steps: int | None = None  # a budget of mini-batches; None: its trigger decides
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCounts:
+    """A confusion matrix: rows are actual classes, columns predicted ones."""
+
+    matrix: NDArray[np.int64]
+
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        return ClassCounts(self.matrix + other.matrix)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSums:
+    """What a regression needs to be scored: sums over examples, so that sites can be pooled."""
+
+    num_examples: int
+    squared_error: float
+    absolute_error: float
+    target: float
+    target_squared: float
+
+    def __add__(self, other: ErrorSums) -> ErrorSums:
+        return ErrorSums(
+            self.num_examples + other.num_examples,
+            self.squared_error + other.squared_error,
+            self.absolute_error + other.absolute_error,
+            self.target + other.target,
+            self.target_squared + other.target_squared,
+        )
+
+
+Counts: TypeAlias = ClassCounts | ErrorSums
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A learner's answer to a task: its model, and what it took to make it."""
+
+    learner: LearnerId
+    task: int
+    weights: Vector
+    base_version: int
+    num_examples: int
+    num_steps: int
+    seconds: float = 0.0  # time spent in those steps, by the learner's own clock
+    counts: Counts | None = None  # on its own validation set, if it has one
+
+
+def frozen(weights: NDArray[np.floating]) -> Vector:
+    """Return weights as a float32 vector that numpy itself keeps from being written to."""
+    vector = np.ascontiguousarray(weights, dtype=np.float32)
+    vector.flags.writeable = False
+    return vector
+
+
+def digest(weights: Vector) -> str:
+    """Return the identity of a model: SHA-256 over its little-endian float32 bytes."""
+    return hashlib.sha256(np.ascontiguousarray(weights, dtype="<f4").data).hexdigest()

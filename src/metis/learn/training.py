@@ -1,0 +1,187 @@
+"""How a learner trains: the settings, the learning rate over time, the optimizer, one step."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from metis.core.errors import ConfigError, ModelError, unknown
+
+#: From outputs and targets to the mean loss of a batch.
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+# What a learning rate is multiplied by at a version, given the two numbers of the settings.
+SCHEDULES: Mapping[str, Callable[[int, int, float], float]] = {
+    "constant": lambda version, versions, factor: 1.0,
+    "step": lambda version, versions, factor: factor ** (version // versions),
+    "exponential": lambda version, versions, factor: factor ** (version / versions),
+    "cosine": lambda version, versions, factor: (
+        factor + (1 - factor) * (1 + math.cos(math.pi * min(version / versions, 1.0))) / 2
+    ),
+}
+
+# One evaluates the loss many times a step, the other takes sparse gradients only.
+_UNFIT = {"LBFGS", "SparseAdam"}
+OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
+    name.lower(): cls
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type)
+    and issubclass(cls, torch.optim.Optimizer)
+    and cls is not torch.optim.Optimizer
+    and name not in _UNFIT
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Settings of local training, the same for every learner.
+
+    The learning rate follows the *version of the model a task starts from*, so a learner needs no
+    memory of its own for it: constant; `step`, times `schedule_factor` every `schedule_versions`;
+    `exponential`, the same without the jumps; `cosine`, down to `schedule_factor` of itself after
+    `schedule_versions`. In asynchronous policies every commit makes a version: count accordingly.
+    """
+
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    momentum: float = 0.9  # for optimizers that have one
+    optimizer: str = "sgd"  # a name in torch.optim, in any case
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str = "constant"
+    schedule_versions: int = 100
+    schedule_factor: float = 0.1
+    proximal: float = 0.0  # rho of the term rho/2 * ||w - w_start||^2, over trained parameters
+    weight_decay: float = 0.0
+    weight_decay_on: tuple[str, ...] = ()  # parameter-name patterns; empty: all weights (ndim >= 2)
+    keep_momentum: bool = False  # carry the optimizer's state over from task to task
+    clip_norm: float | None = None  # of the whole gradient, the proximal term's included
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.optimizer.lower() not in OPTIMIZERS:
+            raise ConfigError(unknown("optimizer", self.optimizer, OPTIMIZERS))
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))
+        for name, is_right, wanted in (
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("momentum", 0 <= self.momentum < 1, "from 0 to below 1"),
+            ("schedule_versions", self.schedule_versions >= 1, "at least 1"),
+            ("schedule_factor", self.schedule_factor > 0, "above 0"),
+            ("proximal", self.proximal >= 0, "at least 0"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0"),
+        ):
+            if not is_right:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be {wanted}")
+
+    def learning_rate_at(self, version: int) -> float:
+        """Return the learning rate of a task that starts from this community version."""
+        factor = SCHEDULES[self.schedule](version, self.schedule_versions, self.schedule_factor)
+        return self.learning_rate * factor
+
+    def torch_device(self) -> torch.device:
+        """Return the device to compute on. Raises ConfigError when this machine has none such."""
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise ConfigError(f"device = {self.device!r}: must be 'cpu' or 'cuda'") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda': torch finds no CUDA device here; use 'cpu'")
+        return device
+
+
+def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that are not frozen, tied ones once. Raises ModelError for none."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not named:
+        raise ModelError(f"{type(module).__name__} has no trainable parameter")
+    return named
+
+
+def new_optimizer(training: Training, module: nn.Module, version: int) -> torch.optim.Optimizer:
+    """Return a fresh optimizer for a task that starts from this community version.
+
+    SGD is the papers': u = momentum * u + gradient; w = w - rate * u, with u = 0 at first.
+    """
+    cls = OPTIMIZERS[training.optimizer.lower()]
+    takes = inspect.signature(cls).parameters
+    settings: dict[str, Any] = {"lr": training.learning_rate_at(version)}
+    if "momentum" in takes:
+        settings["momentum"] = training.momentum
+    decayed, others = _decay_groups(training, module)
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others}]
+    if "weight_decay" in takes:
+        groups[0]["weight_decay"] = training.weight_decay
+        groups[1]["weight_decay"] = 0.0
+    elif training.weight_decay > 0:
+        raise ConfigError(f"optimizer {training.optimizer!r} knows no weight_decay: set it to 0")
+    try:
+        return cls([group for group in groups if group["params"]], **settings, **_options(training))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer {training.optimizer!r}: {error}") from error
+
+
+def _options(training: Training) -> dict[str, Any]:
+    taken = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
+    for name in training.optimizer_options:
+        if name in taken:
+            raise ConfigError(f"optimizer_options: set {taken[name]} instead of {name}")
+    return dict(training.optimizer_options)
+
+
+def _decay_groups(
+    training: Training, module: nn.Module
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    named = trained_parameters(module)
+    if training.weight_decay == 0:
+        return [], [parameter for _, parameter in named]
+    patterns = training.weight_decay_on
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            names = ", ".join(name for name, _ in named[:8]) + (", ..." if len(named) > 8 else "")
+            raise ConfigError(
+                f"weight_decay_on: no trainable parameter matches {pattern!r} (there are {names})"
+            )
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in named:
+        if patterns:
+            is_decayed = any(fnmatchcase(name, pattern) for pattern in patterns)
+        else:
+            is_decayed = parameter.ndim >= 2
+        (decayed if is_decayed else others).append(parameter)
+    return decayed, others
+
+
+def train_step(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Loss,
+    batch: tuple[Tensor, Tensor],
+    training: Training,
+    anchors: Sequence[tuple[nn.Parameter, Tensor]],
+) -> Tensor:
+    """Take one optimizer step on a prepared batch; return its loss, still on the device.
+
+    `anchors` pairs each trained parameter with its start value; empty without a proximal term.
+    """
+    x, y = batch
+    optimizer.zero_grad(set_to_none=True)
+    loss = loss_of(module(x), y)
+    torch.autograd.backward(loss)
+    for parameter, start in anchors:
+        if parameter.grad is not None:
+            parameter.grad.add_(parameter.detach() - start, alpha=training.proximal)
+    if training.clip_norm is not None:
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(trained, training.clip_norm)
+    optimizer.step()
+    return loss.detach()

@@ -1,0 +1,348 @@
+"""From a config to a federation that is ready to run: the one place where all parts meet."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from metis import paper, zoo
+from metis.codecs.dense import Dense
+from metis.config import Config, Group
+from metis.core.controller import Controller
+from metis.core.errors import ConfigError, DataError, ModelError
+from metis.core.local_run import Trigger
+from metis.core.recipes import Recipe
+from metis.core.scores import CLASS_SCORES, ERROR_SCORES
+from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
+from metis.core.types import Layout, LearnerId, Snapshot, digest, frozen
+from metis.data.dataset import Dataset
+from metis.data.partition import Partition, deal, partition
+from metis.data.picture import holdings
+from metis.data.sources import load
+from metis.data.split import holdout
+from metis.learn.flat import load_into, vector_of
+from metis.learn.one_by_one import OneByOne, Share
+from metis.learn.prepare import preparation_named
+from metis.learn.training import Training
+from metis.runtime.compose import controller_of, recipe_of
+from metis.runtime.costs import Costs
+from metis.runtime.journal import Record
+from metis.runtime.simulate import Plan
+
+#: Models with fewer values than this are trained on one thread: dividing the work costs more.
+SMALL_MODEL = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """Everything a simulation needs, and the first record of its journal."""
+
+    config: Config  # resolved: what was used
+    plan: Plan
+    controller: Controller
+    learners: OneByOne
+    layout: Layout
+    header: Record
+
+
+def assemble(
+    config: Config, model: nn.Module | None = None, data: Dataset | None = None
+) -> Federation:
+    """Build a federation. A module and a dataset of the user's own go before those named.
+
+    The module is taken over and trained in; its weights as they are now are version 0.
+    """
+    dataset = data if data is not None else dataset_of(config)
+    division = divide(config, dataset)
+    config = resolve(config, dataset)
+    chosen = recipe_of(config)
+    names = [LearnerId(name) for name in config.learner_names()]
+    groups = dict(zip(names, learner_groups(config), strict=True))
+    shares = _shares(config, chosen, dataset, division, groups)
+
+    module = model if model is not None else _module(config, dataset)
+    if config.model.initial is not None:
+        load_into(module, config.model.initial)
+    learners = OneByOne(
+        module=module,
+        dataset=dataset,
+        shares=shares,
+        training=_training(config, chosen),
+        preparation=preparation_named(dataset.advice.augment),
+        seed=config.seed,
+    )
+    start = Snapshot(0, frozen(vector_of(module)))
+    if not np.isfinite(start.weights).all():
+        raise ModelError("the initial model holds values that are not finite")
+    layout = learners.layout
+    if config.threads is None:
+        small = layout.size < SMALL_MODEL
+        config = replace(config, threads=1 if small else os.cpu_count() or 1)
+    profiles = {profile.learner: profile for profile in learners.profiles()}
+    controller = controller_of(config, start)
+    codec = Dense(layout.digest)
+    assert config.train.batch_size is not None
+    plan = Plan(
+        profiles=profiles,
+        costs={name: _costs(config.groups[group]) for name, group in groups.items()},
+        triggers={
+            name: _trigger(config, chosen, config.groups[group]) for name, group in groups.items()
+        },
+        validation_examples={name: len(share.validation) for name, share in shares.items()},
+        batch_size=config.train.batch_size,
+        upload=codec,
+        download=codec,
+        test_every=config.horizon.test_every or 1,
+        max_versions=config.horizon.versions,
+        max_seconds=config.horizon.seconds,
+        lease_seconds=config.train.lease_seconds,
+        deadline_seconds=config.validation.deadline_seconds,
+        incidents=config.incidents,
+    )
+    held = holdings(dataset.y_train, division, dataset.num_classes)
+    header: Record = {
+        "policy": config.policy,
+        "dataset": dataset.name,
+        "partition": division.note,
+        "seed": config.seed,
+        "num_classes": dataset.num_classes,
+        "test_metric": "accuracy" if dataset.num_classes else "r2",
+        "parameters": layout.size,
+        "layout": layout.digest,
+        "tensors": [[t.name, list(t.shape), t.kind] for t in layout.tensors],
+        "initial": digest(start.weights),
+        "unplaced": division.unplaced,
+        "judged": chosen.weighting.judged_by != "nobody",
+        "learners": [
+            {
+                "learner": name,
+                "group": groups[name],
+                "examples": len(shares[name].train),
+                "validation_examples": len(shares[name].validation),
+                "holdings": row.tolist() if dataset.num_classes else [],
+            }
+            for name, row in zip(names, held, strict=True)
+        ],
+    }
+    return Federation(config, plan, controller, learners, layout, header)
+
+
+def resolve(config: Config, dataset: Dataset) -> Config:
+    """Fill in every key left open, from the data source, the policy and the paper."""
+    advice, regression = dataset.advice, dataset.num_classes == 0
+    chosen = recipe_of(config)
+    horizon = config.horizon
+    if horizon.versions is None and horizon.seconds is None:
+        horizon = replace(horizon, seconds=300.0)
+    if horizon.test_every is None:
+        horizon = replace(horizon, test_every=1 if chosen.pacing.rounds else config.learners)
+    validation = config.validation
+    if validation.metric is None:
+        validation = replace(validation, metric="inverse_mse" if regression else "micro_f1")
+    if validation.metric not in (ERROR_SCORES if regression else CLASS_SCORES):
+        kind = "a regression" if regression else "a classification"
+        raise ConfigError(
+            f"validation.metric = {validation.metric!r} does not score {kind}; "
+            f"use one of {', '.join(ERROR_SCORES if regression else CLASS_SCORES)}"
+        )
+    if chosen.holds_out and validation.fraction == 0:
+        raise ConfigError(
+            f"validation.fraction = 0, but {config.policy} needs held-out examples; 0.05 is usual"
+        )
+    sample = config.recipe.sample
+    if sample is not None and sample > config.learners:
+        raise ConfigError(f"recipe.sample = {sample}: there are only {config.learners} learners")
+    train = config.train
+    train = replace(
+        train,
+        batch_size=_or(train.batch_size, advice.batch_size),
+        learning_rate=_or(train.learning_rate, advice.learning_rate),
+        momentum=_or(train.momentum, advice.momentum),
+        weight_decay=_or(train.weight_decay, advice.weight_decay),
+        weight_decay_on=_or(train.weight_decay_on, advice.weight_decay_on),
+        proximal=_or(train.proximal, chosen.proximal),
+    )
+    sizes = config.group_sizes()
+    groups = {
+        name: _resolve_group(config, dataset, train.batch_size or 1, name, sizes[name])
+        for name in config.groups
+    }
+    model = replace(config.model, name=_or(config.model.name, advice.model))
+    return replace(
+        config, horizon=horizon, validation=validation, train=train, groups=groups, model=model
+    )
+
+
+def divide(config: Config, dataset: Dataset) -> Partition:
+    """Return who holds what. Unequal shares are dealt in turn to the groups, largest first."""
+    dealt = config.partition.sizes != "uniform" and config.partition.classes != "natural"
+    return partition(
+        dataset.y_train,
+        config.learners,
+        sizes=config.partition.sizes,
+        classes=config.partition.classes,
+        seed=config.seed,
+        num_classes=dataset.num_classes,
+        alpha=config.partition.alpha,
+        shards=config.partition.shards,
+        exponent=config.partition.exponent,
+        owners=dataset.owners,
+        ranks=deal(list(config.group_sizes().values())) if dealt else None,
+    )
+
+
+def learner_groups(config: Config) -> list[str]:
+    """Return the group of each learner: all of the first group, then all of the next."""
+    return [name for name, size in config.group_sizes().items() for _ in range(size)]
+
+
+def _resolve_group(
+    config: Config, dataset: Dataset, batch_size: int, name: str, num_learners: int
+) -> Group:
+    group = config.groups[name]
+    fast, slow = paper.STEP_SECONDS.get(dataset.name, paper.DEFAULT_STEP_SECONDS)
+    step = _or(group.seconds_per_step, slow if name == "slow" else fast)
+    overhead = paper.REQUEST_OVERHEAD_SECONDS if config.costs.profile == "paper" else 0.0
+    vc_tomb, vc_loss = paper.validation_cycle(
+        config.partition.sizes, config.partition.classes, dataset.num_classes, name
+    )
+    return replace(
+        group,
+        learners=num_learners,
+        seconds_per_step=step,
+        seconds_per_evaluated_example=_or(
+            group.seconds_per_evaluated_example, step * paper.EVALUATION_TO_TRAINING / batch_size
+        ),
+        request_overhead_seconds=_or(group.request_overhead_seconds, overhead),
+        vc_tomb=_or(group.vc_tomb, vc_tomb),
+        vc_loss=_or(group.vc_loss, vc_loss),
+    )
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+def _shares(
+    config: Config,
+    chosen: Recipe,
+    dataset: Dataset,
+    division: Partition,
+    groups: Mapping[LearnerId, str],
+) -> dict[LearnerId, Share]:
+    """Hold out each learner's validation examples, where the policy asks for them."""
+    fraction = config.validation.fraction if chosen.holds_out else 0.0
+    shares = {}
+    for position, (name, held) in enumerate(zip(groups, division.indices, strict=True)):
+        kept, out = holdout(
+            dataset.y_train[held],
+            fraction,
+            (config.seed, position),
+            num_classes=dataset.num_classes,
+            stratified=config.validation.stratified,
+        )
+        if len(kept) == 0:
+            raise DataError(
+                f"{name} is left without training data: it holds {len(held)} examples, "
+                f"{len(out)} of them held out for validation; use fewer learners or a milder split"
+            )
+        if chosen.adaptive and len(out) == 0:
+            raise DataError(
+                f"{name} holds {len(held)} examples, none of which can be held out, but "
+                f"{config.policy} needs a validation loss; use fewer learners or a milder split"
+            )
+        shares[name] = Share(held[kept], held[out], groups[name])
+    return shares
+
+
+def _training(config: Config, chosen: Recipe) -> Training:
+    train = config.train
+    return Training(
+        batch_size=train.batch_size or 1,
+        learning_rate=train.learning_rate or 0.0,
+        momentum=train.momentum or 0.0,
+        optimizer=train.optimizer,
+        optimizer_options=train.optimizer_options,
+        schedule=train.schedule,
+        schedule_versions=train.schedule_versions,
+        schedule_factor=train.schedule_factor,
+        proximal=_or(train.proximal, chosen.proximal),
+        weight_decay=train.weight_decay or 0.0,
+        weight_decay_on=train.weight_decay_on or (),
+        keep_momentum=train.keep_momentum,
+        clip_norm=train.clip_norm,
+        device=config.device,
+    )
+
+
+def _costs(group: Group) -> Costs:
+    return Costs(
+        seconds_per_step=group.seconds_per_step or 0.0,
+        seconds_per_evaluated_example=group.seconds_per_evaluated_example or 0.0,
+        request_overhead_seconds=group.request_overhead_seconds or 0.0,
+        latency_seconds=group.latency_seconds,
+        bandwidth_bytes_per_second=group.bandwidth_bytes_per_second,
+    )
+
+
+def _trigger(config: Config, chosen: Recipe, group: Group) -> Trigger:
+    if not chosen.adaptive:
+        return AfterEpochs(config.train.epochs)
+    return AnyOf(
+        (
+            ValidationCycle(group.vc_loss or 0.0, group.vc_tomb or 0, config.train.burn_in_epochs),
+            WhenStale(),
+            AfterEpochs(config.train.max_epochs),
+        )
+    )
+
+
+# ---- what the user brings ---------------------------------------------------------------------
+
+
+def dataset_of(config: Config) -> Dataset:
+    """Return the dataset a config names."""
+    if ":" in config.data.name:
+        dataset = _call(config.data.name, "data.name")
+        if not isinstance(dataset, Dataset):
+            raise ConfigError(f"data.name = {config.data.name!r} did not return a metis.Dataset")
+        return dataset
+    directory = config.data.directory
+    return load(config.data.name, None if directory is None else Path(directory))
+
+
+def _module(config: Config, dataset: Dataset) -> nn.Module:
+    name = config.model.name or dataset.advice.model
+    if ":" in name:
+        module = _call(name, "model.name")
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model.name = {name!r} did not return a torch.nn.Module")
+        return module
+    shape = preparation_named(dataset.advice.augment).output_shape(dataset.input_shape)
+    options = config.model.options
+    return zoo.build(name, shape, dataset.num_classes or 1, seed=config.seed, **options)
+
+
+def _call(spec: str, where: str) -> Any:
+    """Call `function` of `file.py:function`."""
+    path, _, name = spec.rpartition(":")
+    location = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if not path.endswith(".py") or location is None or location.loader is None:
+        raise ConfigError(f"{where} = {spec!r}: expected file.py:function")
+    if not Path(path).is_file():
+        raise ConfigError(f"{where} = {spec!r}: there is no file {path}")
+    module = importlib.util.module_from_spec(location)
+    sys.modules.setdefault(location.name, module)
+    location.loader.exec_module(module)
+    function: Callable[[], Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{where} = {spec!r}: {path} has no function {name!r}")
+    return function()

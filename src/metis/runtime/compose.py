@@ -1,0 +1,42 @@
+"""A controller from a config. Needs no torch: a server and a replay build theirs here too."""
+
+from __future__ import annotations
+
+from metis.config import Config
+from metis.core.controller import Controller
+from metis.core.recipes import Recipe, Settings, recipe
+from metis.core.types import Snapshot
+
+
+def recipe_of(config: Config) -> Recipe:
+    """Return the policy's recipe with the config's numbers in it."""
+    table = config.recipe
+    settings = Settings(
+        metric=config.validation.metric or "micro_f1",
+        self_score=config.validation.self_score == "include",
+        sample=table.sample,
+        seed=config.seed,
+        mixing_rate=table.mixing_rate,
+        staleness_exponent=table.staleness_exponent,
+        proximal=table.proximal,
+        buffer_size=table.buffer_size,
+        server_rate=table.server_rate,
+        server_momentum=table.server_momentum,
+        server_adam_rate=table.server_adam_rate,
+        epochs_of_slowest=table.epochs_of_slowest,
+        repair_every=table.repair_every,
+    )
+    return recipe(config.policy, settings)
+
+
+def controller_of(config: Config, start: Snapshot) -> Controller:
+    """Return a fresh controller that holds version 0 and waits for its learners."""
+    chosen = recipe_of(config)
+    late = {incident.learner for incident in config.incidents if incident.kind == "join"}
+    return Controller(
+        community=chosen.community,
+        weighting=chosen.weighting,
+        pacing=chosen.pacing,
+        current=start,
+        min_learners=config.recipe.min_learners or max(1, config.learners - len(late)),
+    )

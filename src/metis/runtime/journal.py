@@ -1,0 +1,220 @@
+"""The only record of a run: one JSON object a line. Tables, plots and views read nothing else.
+
+Fields that depend on the real clock are top-level and have `wall` in their name; all others are
+the same in every run of one config and seed. docs/journal.md lists the kinds of record.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+
+from metis.core.errors import JournalError, RunError
+from metis.core.events import (
+    Arrived,
+    EvaluationExpired,
+    Event,
+    Failed,
+    Joined,
+    Left,
+    Scored,
+    TaskExpired,
+)
+from metis.core.types import (
+    ClassCounts,
+    Counts,
+    ErrorSums,
+    LearnerId,
+    Profile,
+    Update,
+    Vector,
+)
+
+Record: TypeAlias = dict[str, Any]
+Listener: TypeAlias = Callable[[Record], None]
+
+_FLUSH_SECONDS = 1.0
+
+
+class Journal:
+    """Appends records to a file, and tells listeners of each.
+
+    A killed process loses at most the last second and may leave half a line, which readers
+    ignore. Without a path nothing is written and listeners are told all the same.
+    """
+
+    def __init__(self, path: Path | None, listeners: tuple[Listener, ...] = ()) -> None:
+        self._listeners = listeners
+        self._started = time.monotonic()
+        self._flushed = 0.0
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            try:
+                self._file = open(path, "ab")  # noqa: SIM115 (closed by close)
+            except OSError as error:
+                raise RunError(f"cannot write {path}: {error.strerror}") from None
+
+    @property
+    def wall_seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def write(self, kind: str, at: float, **fields: Any) -> None:
+        wall = round(self.wall_seconds, 3)
+        record: Record = {"kind": kind, "at": at, **fields, "wall_seconds": wall}
+        if self._file is not None:
+            self._file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            if wall - self._flushed > _FLUSH_SECONDS:
+                self._file.flush()
+                self._flushed = wall
+        for listener in self._listeners:
+            listener(record)
+
+    def position(self) -> tuple[int, float]:
+        """Return where the file ends and the seconds worked, for a checkpoint to remember."""
+        if self._file is None:
+            return 0, self.wall_seconds
+        self._file.flush()
+        return self._file.tell(), self.wall_seconds
+
+    def rewind(self, position: tuple[int, float]) -> None:
+        """Cut the file back to a remembered position, and count seconds on from there."""
+        num_bytes, wall_seconds = position
+        if self._file is not None:
+            self._file.truncate(num_bytes)
+            self._file.seek(num_bytes)
+        self._started = time.monotonic() - wall_seconds
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_journal(path: Path) -> Iterator[Record]:
+    """Yield the records of a journal. Half a last line, as a crash leaves it, is not one."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror}") from None
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+                record["kind"]
+            except (ValueError, TypeError, KeyError):
+                raise JournalError(f"{path}:{number}: not a journal record") from None
+            yield record
+
+
+# ---- events as records ------------------------------------------------------------------------
+
+
+def event_record(event: Event) -> tuple[str, Record]:
+    """Return the kind and the fields of an event's record; `record_event` is its inverse."""
+    match event:
+        case Joined(p):
+            return "join", {
+                "learner": p.learner,
+                "num_examples": p.num_examples,
+                "steps_per_epoch": p.steps_per_epoch,
+                "group": p.group,
+            }
+        case Left(learner, withdraw):
+            return "leave", {"learner": learner, "withdraw": withdraw}
+        case Arrived(u):
+            return "arrive", {
+                "learner": u.learner,
+                "task": u.task,
+                "base_version": u.base_version,
+                "num_examples": u.num_examples,
+                "num_steps": u.num_steps,
+                "seconds": u.seconds,
+                "counts": counts_record(u.counts),
+            }
+        case Failed(learner, task, reason):
+            return "fail", {"learner": learner, "task": task, "reason": reason}
+        case Scored(evaluation, counts):
+            return "score", {"evaluation": evaluation, "counts": counts_record(counts)}
+        case TaskExpired(task):
+            return "task-expired", {"task": task}
+        case EvaluationExpired(evaluation):
+            return "evaluation-expired", {"evaluation": evaluation}
+
+
+def record_event(record: Record, weights: Callable[[int], Vector]) -> Event | None:
+    """Return the event a record tells of, or None if it tells of something else.
+
+    `weights` returns the stored model of an update by its task number.
+    """
+    match record["kind"]:
+        case "join":
+            return Joined(
+                Profile(
+                    LearnerId(record["learner"]),
+                    record["num_examples"],
+                    record["steps_per_epoch"],
+                    record["group"],
+                )
+            )
+        case "leave":
+            return Left(LearnerId(record["learner"]), record["withdraw"])
+        case "arrive":
+            return Arrived(
+                Update(
+                    learner=LearnerId(record["learner"]),
+                    task=record["task"],
+                    weights=weights(record["task"]),
+                    base_version=record["base_version"],
+                    num_examples=record["num_examples"],
+                    num_steps=record["num_steps"],
+                    seconds=record["seconds"],
+                    counts=record_counts(record["counts"]),
+                )
+            )
+        case "fail":
+            return Failed(LearnerId(record["learner"]), record["task"], record["reason"])
+        case "score":
+            return Scored(record["evaluation"], record_counts(record["counts"]))
+        case "task-expired":
+            return TaskExpired(record["task"])
+        case "evaluation-expired":
+            return EvaluationExpired(record["evaluation"])
+    return None
+
+
+def counts_record(counts: Counts | None) -> Record | None:
+    """Return counts as JSON. A confusion matrix lists its non-zero cells only: few of 62 x 62."""
+    if counts is None:
+        return None
+    if isinstance(counts, ClassCounts):
+        flat = counts.matrix.ravel()
+        cells = np.flatnonzero(flat)
+        return {
+            "classes": len(counts.matrix),
+            "cells": cells.tolist(),
+            "counts": flat[cells].tolist(),
+        }
+    return {
+        "num_examples": counts.num_examples,
+        "squared_error": counts.squared_error,
+        "absolute_error": counts.absolute_error,
+        "target": counts.target,
+        "target_squared": counts.target_squared,
+    }
+
+
+def record_counts(record: Record | None) -> Counts | None:
+    if record is None:
+        return None
+    if "classes" in record:
+        flat = np.zeros(record["classes"] ** 2, dtype=np.int64)
+        flat[record["cells"]] = record["counts"]
+        return ClassCounts(flat.reshape(record["classes"], record["classes"]))
+    return ErrorSums(**record)

@@ -1,0 +1,485 @@
+"""The federation in virtual time: an agenda feeds the controller that a server would feed.
+
+The simulator owns the clock and nothing else of importance. Every moment on the agenda is known
+before the work behind it is computed (an epoch's length follows from its steps), so learners may
+be computed one by one or all together: see `core.local_run.Learners`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from metis.config import Incident
+from metis.core.controller import Controller
+from metis.core.errors import RunError
+from metis.core.events import (
+    Arrived,
+    Command,
+    Evaluate,
+    EvaluationExpired,
+    Event,
+    Failed,
+    Joined,
+    Left,
+    Publish,
+    Refuse,
+    Scored,
+    TaskExpired,
+    Train,
+)
+from metis.core.local_run import Learners, LocalRun, Trigger
+from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, Vector, digest
+from metis.runtime.costs import Costs
+from metis.runtime.journal import Journal, event_record
+
+# ---- what can be on the agenda ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A task has reached its learner."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDone:
+    """A learner is through with so many mini-batches."""
+
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """An event reaches the controller."""
+
+    event: Event
+    num_bytes: int = 0  # of the model it carries
+
+
+@dataclass(frozen=True, slots=True)
+class Happen:
+    """An incident of the config is due."""
+
+    incident: Incident
+
+
+Item: TypeAlias = Begin | StepsDone | Tell | Happen
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who does an item. Whatever a learner had under way dies with that life of it."""
+
+    learner: LearnerId
+    life: int
+
+
+@dataclass(slots=True)
+class World:
+    """All that changes while the simulation runs, controller and learners apart."""
+
+    now: float = 0.0
+    scheduled: int = 0  # breaks ties: what was put on the agenda first happens first
+    agenda: list[tuple[float, int, Sender | None, Item]] = field(default_factory=list)
+    lives: dict[LearnerId, int] = field(default_factory=dict)
+    down: set[LearnerId] = field(default_factory=set)  # not there: crashed, left or yet to join
+    slowness: dict[LearnerId, float] = field(default_factory=dict)
+    runs: dict[LearnerId, LocalRun] = field(default_factory=dict)
+    cycles: dict[LearnerId, list[int]] = field(default_factory=dict)
+    judging_until: dict[LearnerId, float] = field(default_factory=dict)
+    refusals_in_a_row: int = 0
+    last_tested: int = -1
+    best_score: float = -math.inf
+    ended: str | None = None
+
+
+class Codec(Protocol):
+    """A model as bytes, and back."""
+
+    def encode(self, weights: Vector) -> bytes: ...
+
+    def decode(self, packet: bytes) -> Vector: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a simulation is told once and never changes."""
+
+    profiles: Mapping[LearnerId, Profile]
+    costs: Mapping[LearnerId, Costs]
+    triggers: Mapping[LearnerId, Trigger]
+    validation_examples: Mapping[LearnerId, int]
+    batch_size: int
+    upload: Codec
+    download: Codec
+    test_every: int = 1
+    max_versions: int | None = None
+    max_seconds: float | None = None
+    lease_seconds: float = 3600.0
+    deadline_seconds: float = 600.0
+    incidents: Sequence[Incident] = ()
+
+
+class Simulation:
+    """Runs a plan. Deterministic: same plan, same learners, same records in the same order."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        controller: Controller,
+        learners: Learners,
+        journal: Journal,
+        keep: Callable[[int, Vector], None] | None = None,
+        publish: Callable[[Snapshot, bool], None] | None = None,
+    ) -> None:
+        """`keep` is given every update's task and weights; `publish` every tested snapshot, and
+        whether it is the best so far."""
+        self.plan = plan
+        self.controller = controller
+        self.learners = learners
+        self.journal = journal
+        self.world = World()
+        self._keep = keep
+        self._publish = publish
+        self._packet: tuple[int, bytes, Vector] | None = None  # the version sent last
+        self._judged = controller.weighting.judged_by != "nobody"
+        # Each learner may be unlucky three times; a federation in which all are is stuck.
+        self._max_refusals = max(30, 3 * len(plan.profiles))
+
+    def start(self) -> None:
+        """Put the first moments on the agenda: who joins, and what will happen to whom."""
+        late = {i.learner for i in self.plan.incidents if i.kind == "join"}
+        for learner, profile in self.plan.profiles.items():
+            if learner in late:
+                self.world.down.add(learner)
+            else:
+                self._schedule(0.0, learner, Tell(Joined(profile)))
+        for incident in sorted(self.plan.incidents, key=lambda i: i.at_seconds):
+            self._schedule(incident.at_seconds, None, Happen(incident))
+        self._test(self.controller.current)
+
+    def step(self) -> bool:
+        """Do what is due next; return False when the run is over."""
+        world = self.world
+        if world.ended is not None:
+            return False
+        horizon = self.plan.max_seconds
+        if not world.agenda:
+            return self._end("nobody is left to do anything")
+        if horizon is not None and world.agenda[0][0] > horizon:
+            world.now = horizon
+            return self._end("seconds")
+        world.now, _, sender, item = heapq.heappop(world.agenda)
+        if sender is not None and world.lives.get(sender.learner, 0) != sender.life:
+            return True
+        match item:
+            case Begin(task):
+                self._begin(task)
+            case StepsDone(num_steps):
+                assert sender is not None
+                self._steps_done(sender.learner, num_steps)
+            case Tell(event, num_bytes):
+                self._tell(event, num_bytes)
+            case Happen(incident):
+                self._happen(incident)
+        versions = self.plan.max_versions
+        if versions is not None and self.controller.current.version >= versions:
+            return self._end("versions")
+        return True
+
+    def _end(self, reason: str) -> bool:
+        self.world.ended = reason
+        if self.world.last_tested != self.controller.current.version:
+            self._test(self.controller.current)
+        self.journal.write("end", self.world.now, reason=reason)
+        return False
+
+    def _schedule(self, delay: float, learner: LearnerId | None, item: Item) -> None:
+        world = self.world
+        sender = None if learner is None else Sender(learner, world.lives.get(learner, 0))
+        world.scheduled += 1
+        heapq.heappush(world.agenda, (world.now + delay, world.scheduled, sender, item))
+
+    # ---- learners -----------------------------------------------------------------------------
+
+    def _begin(self, task: Task) -> None:
+        learner = task.learner
+        trigger = self.plan.triggers[learner]
+        run = LocalRun(
+            task=task,
+            steps_per_epoch=self.plan.profiles[learner].steps_per_epoch,
+            trigger=trigger,
+            cycles=self.world.cycles.setdefault(learner, []),
+        )
+        self.world.runs[learner] = run
+        loss = self.learners.begin(task, trigger.needs_loss)
+        if loss is not None:
+            run.losses.append(loss)
+        self._next_steps(run)
+
+    def _next_steps(self, run: LocalRun) -> None:
+        learner = run.task.learner
+        num_steps = run.next_steps()
+        seconds = num_steps * self.plan.costs[learner].seconds_per_step * self._slowness(learner)
+        run.seconds += seconds
+        self._watch_lease(run.task, seconds)
+        self._schedule(seconds, learner, StepsDone(num_steps))
+
+    def _watch_lease(self, task: Task, seconds: float) -> None:
+        """A lease is renewed by every sign of progress, so only a longer silence ends it."""
+        if seconds > self.plan.lease_seconds:
+            self._schedule(self.plan.lease_seconds, None, Tell(TaskExpired(task.number)))
+
+    def _steps_done(self, learner: LearnerId, num_steps: int) -> None:
+        run = self.world.runs[learner]
+        try:
+            loss = self.learners.advance(learner, num_steps, run.trigger.needs_loss)
+            if loss is not None and not math.isfinite(loss):
+                raise FloatingPointError(f"validation loss of {learner} is {loss}")
+        except FloatingPointError as error:
+            self._fail(run, str(error))
+            return
+        committed_steps = self.controller.committed_steps
+        done = run.after_steps(num_steps, loss, committed_steps)
+        self.journal.write(
+            "steps",
+            self.world.now,
+            learner=learner,
+            task=run.task.number,
+            epoch=run.epochs,
+            num_steps=num_steps,
+            samples=min(num_steps * self.plan.batch_size, self.plan.profiles[learner].num_examples),
+            loss=loss,
+            steps_behind=committed_steps - run.task.committed_steps + run.num_steps,
+        )
+        if done:
+            self._offer(run)
+        else:
+            self._next_steps(run)
+
+    def _fail(self, run: LocalRun, reason: str) -> None:
+        learner = run.task.learner
+        self.learners.abandon(learner)
+        del self.world.runs[learner]
+        delay = self.plan.costs[learner].transfer_seconds(0) * self._slowness(learner)
+        self._schedule(delay, learner, Tell(Failed(learner, run.task.number, reason)))
+
+    def _offer(self, run: LocalRun) -> None:
+        """Send the trained model up. Its own counts are of the model as it will be decoded."""
+        task, learner = run.task, run.task.learner
+        packet = self.plan.upload.encode(self.learners.finish(learner))
+        weights = self.plan.upload.decode(packet)
+        del self.world.runs[learner]
+        update = Update(
+            learner=learner,
+            task=task.number,
+            weights=weights,
+            base_version=task.start.version,
+            num_examples=self.plan.profiles[learner].num_examples,
+            num_steps=run.num_steps,
+            seconds=run.seconds,
+            counts=self.learners.evaluate(weights, [learner])[0] if self._judged else None,
+        )
+        costs = self.plan.costs[learner]
+        seconds = costs.request_overhead_seconds + costs.transfer_seconds(len(packet))
+        seconds *= self._slowness(learner)
+        self._watch_lease(task, seconds)
+        self._schedule(seconds, learner, Tell(Arrived(update), len(packet)))
+
+    def _slowness(self, learner: LearnerId) -> float:
+        return self.world.slowness.get(learner, 1.0)
+
+    # ---- the controller -----------------------------------------------------------------------
+
+    def _tell(self, event: Event, num_bytes: int = 0) -> None:
+        kind, fields = event_record(event)
+        if isinstance(event, Arrived):
+            fields["bytes_up"] = num_bytes
+            if self._keep is not None:
+                fields["digest"] = digest(event.update.weights)
+                self._keep(event.update.task, event.update.weights)
+        self.journal.write(kind, self.world.now, **fields)
+        self._obey(self.controller.handle(event))
+
+    def _obey(self, commands: Sequence[Command]) -> None:
+        evaluations: dict[int, list[Evaluate]] = {}
+        for command in commands:
+            match command:
+                case Publish():
+                    self._published(command)
+                case Train(task):
+                    self._hand_out(task)
+                case Evaluate():
+                    evaluations.setdefault(command.task, []).append(command)
+                case Refuse():
+                    self._refused(command)
+        for group in evaluations.values():
+            self._ask_judges(group)
+
+    def _published(self, command: Publish) -> None:
+        snapshot = command.snapshot
+        self.world.refusals_in_a_row = 0
+        self.journal.write(
+            "version",
+            self.world.now,
+            version=snapshot.version,
+            digest=digest(snapshot.weights),
+            committed_steps=command.committed_steps,
+            drift=command.drift,
+            folds=[
+                {
+                    "learner": fold.learner,
+                    "task": fold.task,
+                    "weight": fold.weight,
+                    "score": fold.score,
+                    "num_steps": fold.num_steps,
+                    "versions_behind": fold.versions_behind,
+                    "steps_behind": fold.steps_behind,
+                    "judges": len(fold.judges),
+                    "missing": list(fold.missing),
+                }
+                for fold in command.folds
+            ],
+        )
+        if snapshot.version % self.plan.test_every == 0:
+            self._test(snapshot)
+
+    def _test(self, snapshot: Snapshot) -> None:
+        result = self.learners.test(snapshot.weights)
+        self.journal.write(
+            "test",
+            self.world.now,
+            version=snapshot.version,
+            score=result.score if math.isfinite(result.score) else None,
+            loss=result.loss if math.isfinite(result.loss) else None,
+        )
+        best = result.score > self.world.best_score
+        if best:
+            self.world.best_score = result.score
+        self.world.last_tested = snapshot.version
+        if self._publish is not None:
+            self._publish(snapshot, best)
+
+    def _hand_out(self, task: Task) -> None:
+        learner, version = task.learner, task.start.version
+        if self._packet is None or self._packet[0] != version:
+            packet = self.plan.download.encode(task.start.weights)
+            self._packet = (version, packet, self.plan.download.decode(packet))
+        _, packet, weights = self._packet
+        self.journal.write(
+            "task",
+            self.world.now,
+            task=task.number,
+            learner=learner,
+            version=version,
+            committed_steps=task.committed_steps,
+            max_steps=task.max_steps,
+            bytes_down=len(packet),
+        )
+        if learner in self.world.down:
+            self._schedule(self.plan.lease_seconds, None, Tell(TaskExpired(task.number)))
+            return
+        received = Task(
+            task.number, learner, Snapshot(version, weights), task.committed_steps, task.max_steps
+        )
+        seconds = self.plan.costs[learner].transfer_seconds(len(packet)) * self._slowness(learner)
+        self._watch_lease(task, seconds)
+        self._schedule(seconds, learner, Begin(received))
+
+    def _ask_judges(self, group: Sequence[Evaluate]) -> None:
+        """Score one update at all its judges. Judges work beside training, one model at a time."""
+        num_bytes = len(self.plan.download.encode(group[0].weights))
+        here = [e for e in group if e.judge not in self.world.down]
+        counts = self.learners.evaluate(group[0].weights, [e.judge for e in here])
+        answers = dict(zip((e.evaluation for e in here), counts, strict=True))
+        for command in group:
+            judge, number = command.judge, command.evaluation
+            self.journal.write(
+                "evaluate",
+                self.world.now,
+                evaluation=number,
+                judge=judge,
+                learner=command.learner,
+                task=command.task,
+                bytes_down=num_bytes,
+            )
+            seconds = self._judging_seconds(judge, num_bytes)
+            if number in answers:
+                self._schedule(seconds, judge, Tell(Scored(number, answers[number])))
+            if number not in answers or seconds > self.plan.deadline_seconds:
+                deadline = self.plan.deadline_seconds
+                self._schedule(deadline, None, Tell(EvaluationExpired(number)))
+
+    def _judging_seconds(self, judge: LearnerId, num_bytes: int) -> float:
+        costs, slowness = self.plan.costs[judge], self._slowness(judge)
+        received = self.world.now + costs.transfer_seconds(num_bytes) * slowness
+        begun = max(received, self.world.judging_until.get(judge, 0.0))
+        examples = self.plan.validation_examples[judge]
+        done = begun + examples * costs.seconds_per_evaluated_example * slowness
+        self.world.judging_until[judge] = done
+        return done + costs.transfer_seconds(0) * slowness - self.world.now
+
+    def _refused(self, command: Refuse) -> None:
+        self.journal.write(
+            "refuse",
+            self.world.now,
+            learner=command.learner,
+            task=command.task,
+            reason=command.reason,
+        )
+        self.world.refusals_in_a_row += 1
+        if self.world.refusals_in_a_row >= self._max_refusals:
+            self._end("stuck")
+            raise RunError(
+                f"the last {self.world.refusals_in_a_row} updates were all refused, the latest "
+                f"from {command.learner}: {command.reason}"
+            )
+
+    # ---- incidents ----------------------------------------------------------------------------
+
+    def _happen(self, incident: Incident) -> None:
+        learner, world = LearnerId(incident.learner), self.world
+        self.journal.write(
+            "incident",
+            world.now,
+            learner=learner,
+            incident=incident.kind,
+            factor=incident.factor if incident.kind == "slow" else None,
+        )
+        match incident.kind:
+            case "slow":
+                world.slowness[learner] = incident.factor
+            case "join" | "restart":
+                world.down.discard(learner)
+                self._tell(Joined(self.plan.profiles[learner]))
+            case "leave" | "withdraw":
+                self._go_down(learner)
+                self._tell(Left(learner, withdraw=incident.kind == "withdraw"))
+            case "crash":
+                self._crash(learner)
+
+    def _crash(self, learner: LearnerId) -> None:
+        """Fall silent. The controller learns of it only when a lease or a deadline runs out."""
+        open_task = self.controller.task_of.get(learner)
+        open_evaluations = [
+            number
+            for number, ticket in self.controller.evaluations.items()
+            if ticket.waiting_for[number] == learner
+        ]
+        self._go_down(learner)
+        if open_task is not None:
+            self._schedule(self.plan.lease_seconds, None, Tell(TaskExpired(open_task)))
+        for number in open_evaluations:
+            self._schedule(self.plan.deadline_seconds, None, Tell(EvaluationExpired(number)))
+
+    def _go_down(self, learner: LearnerId) -> None:
+        self.world.down.add(learner)
+        self.world.lives[learner] = self.world.lives.get(learner, 0) + 1
+        self.world.runs.pop(learner, None)
+        self.world.judging_until.pop(learner, None)
+        self.learners.abandon(learner)

@@ -1,0 +1,240 @@
+"""Frozen dataclasses as TOML tables: checked on the way in, documented on the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any, TypeVar
+
+from metis.core.errors import ConfigError, unknown
+
+Table = TypeVar("Table")
+
+
+def key(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Declare a key: its default, one line for people, and what values it may take."""
+    metadata = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices}
+    return field(default=default, metadata=metadata)
+
+
+def table(kind: Any, doc: str) -> Any:
+    """Declare a table inside a table."""
+    return field(default_factory=kind, metadata={"doc": doc})
+
+
+def read(kind: type[Table], raw: Mapping[str, Any]) -> Table:
+    """Check a nested mapping and return it as a dataclass; what is wrong is named by its path."""
+    value: Table = _table(raw, kind, "")
+    return value
+
+
+def insert(raw: dict[str, Any], name: str, value: Any) -> None:
+    """Set a dotted key."""
+    *tables, last = name.split(".")
+    for part in tables:
+        raw = raw.setdefault(part, {})
+        if not isinstance(raw, dict):
+            raise ConfigError(f"--set {name}: {part!r} is not a table")
+    raw[last] = value
+
+
+def merge(raw: dict[str, Any], name: str, value: Any) -> None:
+    """Set a key to a value, a dataclass, or a table whose keys are merged into those there."""
+    if isinstance(value, Mapping) and isinstance(raw.get(name), dict):
+        for inner, item in value.items():
+            merge(raw[name], inner, item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        raw[name] = as_dict(value)
+    else:
+        raw[name] = value
+
+
+def scalar(text: str) -> Any:
+    """Return what a command-line value means: TOML if it is that, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # --set data.name=digits: quotes would only be in the way
+
+
+def _table(raw: Any, kind: type, where: str) -> Any:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{where or 'config'}: expected a table, got {_show(raw)}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, value in raw.items():
+        path = f"{where}.{name}" if where else str(name)
+        if name not in fields:
+            raise ConfigError(f"{path}: {unknown('key', name, fields)}")
+        values[name] = _value(value, hints[name], path)
+        _check(values[name], fields[name].metadata, path)
+    return kind(**values)
+
+
+def _value(value: Any, hint: Any, path: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        for option in arguments:
+            if option is not type(None) and _fits(value, option):
+                return _value(value, option, path)
+        raise ConfigError(f"{path}: expected {_name(hint)}, got {_show(value)}")
+    if dataclasses.is_dataclass(hint):
+        return _table(value, typing.cast(type, hint), path)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}: expected a table, got {_show(value)}")
+        return {str(k): _value(v, arguments[1], f"{path}.{k}") for k, v in value.items()}
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ConfigError(f"{path}: expected a list, got {_show(value)}")
+        return tuple(_value(v, arguments[0], f"{path}[{i}]") for i, v in enumerate(value))
+    if not _fits(value, hint):
+        raise ConfigError(f"{path}: expected {_name(hint)}, got {_show(value)}")
+    return float(value) if hint is float else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, Sequence) and not isinstance(value, str)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _check(value: Any, limits: Mapping[str, Any], path: str) -> None:
+    choices = limits.get("choices")
+    if choices and value is not None and value not in choices:
+        raise ConfigError(f"{path}: {unknown('value', value, choices)}")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    if (
+        not math.isfinite(value)
+        or (low is not None and value < low)
+        or (high is not None and value > high)
+        or (above is not None and value <= above)
+    ):
+        bounds = [
+            f"at least {low:g}" if low is not None else "",
+            f"more than {above:g}" if above is not None else "",
+            f"at most {high:g}" if high is not None else "",
+        ]
+        allowed = " and ".join(b for b in bounds if b) or "a finite number"
+        raise ConfigError(f"{path} = {value}: must be {allowed}")
+
+
+def _name(hint: Any) -> str:
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+    }
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(_name(a) for a in typing.get_args(hint) if a is not type(None))
+    return "a list" if typing.get_origin(hint) is tuple else names.get(hint, str(hint))
+
+
+def _show(value: Any) -> str:
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+    kind = kinds.get(type(value), "a table" if isinstance(value, Mapping) else "a list")
+    return f"{value!r} ({kind})"
+
+
+# ---- writing ----------------------------------------------------------------------------------
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """Return a config or one of its tables as plain nested values, keys left open left out."""
+    return {
+        f.name: _plain(getattr(config, f.name))
+        for f in dataclasses.fields(config)
+        if getattr(config, f.name) is not None
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return as_dict(value)
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def write(value: Any, comments: bool = False) -> str:
+    """Return a dataclass as TOML that `read` takes back to an equal one."""
+    return "\n".join(_lines(value, "", comments)).strip() + "\n"
+
+
+def _lines(value: Any, where: str, comments: bool) -> list[str]:
+    """Write plain keys first, since TOML gives all that follows a table's head to that table."""
+    lines: list[str] = []
+    later: list[str] = []
+    for f in dataclasses.fields(value):
+        item = getattr(value, f.name)
+        path = f"{where}.{f.name}" if where else f.name
+        remark = ["", f"# {_doc(f)}"] if comments else [""]
+        if dataclasses.is_dataclass(item):
+            later += [*remark, f"[{path}]", *_lines(item, path, comments)]
+        elif isinstance(item, Mapping) and any(map(dataclasses.is_dataclass, item.values())):
+            for name, inner in item.items():
+                inner_path = f"{path}.{_toml_key(name)}"
+                later += [*remark, f"[{inner_path}]", *_lines(inner, inner_path, comments)]
+                remark = [""]
+        elif isinstance(item, tuple) and dataclasses.is_dataclass(f.metadata.get("example")):
+            example = f.metadata["example"]
+            for inner in item:
+                later += [*remark, f"[[{path}]]", *_lines(inner, path, comments)]
+                remark = [""]
+            if comments and not item:
+                shown = [f"[[{path}]]", *_lines(example, path, comments)]
+                later += [*remark, *(f"# {line}" for line in shown)]
+        elif item is not None:
+            lines.append(f"{f.name} = {_toml(item)}" + (f"  # {_doc(f)}" if comments else ""))
+        elif comments:
+            lines.append(f"# {f.name} =  # {_doc(f)}")
+    return lines + later
+
+
+def _doc(f: Any) -> str:
+    choices = f.metadata.get("choices")
+    doc: str = f.metadata["doc"]
+    return f"{doc} ({' | '.join(choices)})" if choices else doc
+
+
+def _toml_key(name: str) -> str:
+    plain = name.replace("-", "").replace("_", "").isalnum() and name.isascii()
+    return name if plain else json.dumps(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return repr(value)
