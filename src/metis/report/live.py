@@ -32,8 +32,10 @@ class LearnerState:
     learner: str
     group: str = ""
     examples: int = 0
-    state: str = "absent"  # absent, idle, training, judged, waiting, lost, left
-    epochs: int = 0
+    # absent, idle, training, judged (its update is at the judges), waiting (for its round, or
+    # for its turn to be folded), lost (its lease ran out, or it crashed) or left
+    state: str = "absent"
+    epochs: int = 0  # whole ones, in its present task
     updates: int = 0
     weight: float | None = None
     steps_behind: int | None = None
@@ -94,10 +96,10 @@ class LiveView:
     ) -> None:
         live, self._live = self._live, None
         if live is None:
-            self._print(self._closing_line())
+            self._print(f"{self._line()}{self._how_it_ended()}")
             return
         try:
-            live.update(Text(self._closing_line()) if self._title else self._view())
+            live.update(Text(self._row()) if self._title else self._view(closing=True))
         finally:
             live.stop()
 
@@ -120,7 +122,8 @@ class LiveView:
     def _say(self, record: Record, now: float) -> None:
         """Print a line at the start, then one every few seconds or every tenth of the way."""
         if record["kind"] == "run":
-            self._print(self._opening_line())
+            learners = f"{len(record['learners']):,} learners"
+            self._print(f"[{self._elapsed():6.1f} s] {self._name()}, {learners}")
             self._quiet_until = now + _LINE_SECONDS
             return
         progress = self._progress()
@@ -236,12 +239,6 @@ class LiveView:
         title = f" {self._title}:" if self._title else ""
         return f"[{self._elapsed():6.1f} s]{title}"
 
-    def _opening_line(self) -> str:
-        run = self._tally.run
-        return (
-            f"{self._stamp()} {run['policy']} on {run['dataset']}, {len(run['learners'])} learners"
-        )
-
     def _line(self) -> str:
         tally = self._tally
         return (
@@ -249,17 +246,36 @@ class LiveView:
             f"{self._score()} {self._rate()}"
         )
 
-    def _closing_line(self) -> str:
+    def _row(self) -> str:
+        """Return the one line that stays of a run in a row of runs."""
+        tally = self._tally
+        return (
+            f"{self._title}: {self._score()}, version {tally.versions:,}, "
+            f"t={tally.virtual_seconds:,.1f} s, in {self._elapsed():,.1f} s{self._how_it_ended()}"
+        )
+
+    def _how_it_ended(self) -> str:
+        """Return what is worth saying of the end: nothing, if a horizon was reached."""
         ended = self._tally.ended
-        return f"{self._line()}, {f'ended: {ended}' if ended else 'interrupted'}"
+        if ended is None:
+            return ", interrupted"
+        return "" if ended in ("seconds", "versions") else f", ended: {ended}"
+
+    def _name(self) -> str:
+        run = self._tally.run
+        policy = str(run.get("policy", "run"))
+        named = self._title if policy in self._title else f"{self._title} {policy}".strip()
+        return f"{named} on {run.get('dataset', 'its data')}"
 
     # ---- the view -----------------------------------------------------------------------------
 
-    def _view(self) -> RenderableType:
-        parts: list[RenderableType] = [self._header()]
+    def _view(self, closing: bool = False) -> RenderableType:
+        parts: list[RenderableType] = [self._header(closing)]
         progress = self._progress()
         if progress is not None:
-            parts.append(ProgressBar(total=1.0, completed=progress))
+            bar = Table.grid(expand=True)  # a bar alone does not end its line
+            bar.add_row(ProgressBar(total=1.0, completed=progress))
+            parts.append(bar)
         # Header, bar, heads and borders take nine lines or so; a view taller than the screen
         # would lose its lower end.
         if len(self._learners) <= min(_MAX_LEARNERS, max(self._console.height - 9, 1)):
@@ -272,19 +288,19 @@ class LiveView:
                 parts.append(self._table([self._learners[name] for name in recent]))
         return Group(*parts)
 
-    def _header(self) -> Text:
+    def _header(self, closing: bool) -> Text:
         tally = self._tally
         of_seconds = "" if self._max_seconds is None else f" of {self._max_seconds:,.0f}"
         of_versions = "" if self._max_versions is None else f" of {self._max_versions:,}"
         left = self._seconds_left()
         if tally.ended is not None:
             state = f"ended: {tally.ended}"
+        elif closing:
+            state = "interrupted"
         elif left is None:
             state = f"{_duration(self._elapsed())} so far"
         else:
             state = f"{_duration(left)} left"
-        title = f"{self._title}: " if self._title else ""
-        name = f"{tally.run.get('policy', 'run')} on {tally.run.get('dataset', 'its data')}"
         parts = [
             f"t={tally.virtual_seconds:,.1f}{of_seconds} s",
             f"version {tally.versions:,}{of_versions}",
@@ -292,22 +308,21 @@ class LiveView:
             self._rate(),
             state,
         ]
-        return Text.assemble((f"{title}{name}", "bold"), "\n", " · ".join(parts))
+        return Text.assemble((self._name(), "bold"), "\n", " · ".join(parts))
 
     def _table(self, learners: list[LearnerState]) -> Table:
-        table = _compact("learner", "group", "state")
-        for heading in ("examples", "updates", "weight"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for heading in ("steps\nbehind", "versions\nbehind", "last\nloss"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        table = self._compact("learner", "group", "state")
+        _add_numbers(table, "epochs", "examples", "updates", "weight")
+        _add_numbers(table, "steps\nbehind", "versions\nbehind", "loss")
         for one in learners:
             table.add_row(
                 Text(one.learner),
                 Text(one.group),
                 self._state(one),
+                f"{one.epochs:,}" if one.state == "training" else "",
                 f"{one.examples:,}",
                 f"{one.updates:,}",
-                "" if one.weight is None else f"{one.weight:.4g}",
+                "" if one.weight is None else _weight(one.weight),
                 "" if one.steps_behind is None else f"{one.steps_behind:,}",
                 "" if one.versions_behind is None else f"{one.versions_behind:,}",
                 "" if one.loss is None else f"{one.loss:.4f}",
@@ -315,19 +330,28 @@ class LiveView:
         return table
 
     def _state(self, one: LearnerState) -> Text:
-        words = one.state
-        if one.state == "training":
-            words = f"training, {one.epochs} epoch{'' if one.epochs == 1 else 's'}"
-        if self._judging[one.learner] > 0:
-            words = "judging" if one.state == "idle" else f"{words} + judging"
+        """Return a state in a word. Judging goes on beside training, so it shows when idle only."""
+        if one.state == "idle" and self._judging[one.learner] > 0:
+            return Text("judging")
         colour = {"lost": "red", "left": "dim", "absent": "dim", "idle": "dim"}.get(one.state, "")
-        return Text(words, colour)
+        return Text(one.state, colour)
+
+    def _compact(self, *headings: str) -> Table:
+        roomy = self._console.width >= 96
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, 1, 0, 0) if roomy else 0,
+            header_style="dim",
+        )
+        for heading in headings:
+            table.add_column(heading, no_wrap=True, min_width=8 if heading == "state" else None)
+        return table
 
     def _group_table(self) -> Table:
-        table = _compact("group")
-        headings = ("learners", "training", "judged", "waiting", "idle", "gone", "updates")
-        for heading in (*headings, "mean\nweight", "mean steps\nbehind"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        table = self._compact("group")
+        _add_numbers(table, "learners", "training", "judged", "waiting", "idle", "gone")
+        _add_numbers(table, "updates", "mean\nweight", "mean steps\nbehind")
         groups: dict[str, list[LearnerState]] = {}
         for one in self._learners.values():
             groups.setdefault(one.group, []).append(one)
@@ -342,17 +366,20 @@ class LiveView:
                 *(f"{states[state]:,}" for state in ("training", "judged", "waiting", "idle")),
                 f"{gone:,}",
                 f"{sum(one.updates for one in members):,}",
-                f"{sum(weights) / len(weights):.4g}" if weights else "",
+                _weight(sum(weights) / len(weights)) if weights else "",
                 f"{sum(behind) / len(behind):,.0f}" if behind else "",
             )
         return table
 
 
-def _compact(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+def _add_numbers(table: Table, *headings: str) -> None:
     for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    return table
+        table.add_column(heading, justify="right", min_width=6)  # so that columns do not jump
+
+
+def _weight(weight: float) -> str:
+    """Return a score, which is at most one, or a number of examples."""
+    return f"{weight:.3f}" if abs(weight) < 100 else f"{weight:,.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -174,9 +174,10 @@ class Simulation:
         if horizon is not None and world.agenda[0][0] > horizon:
             world.now = horizon
             return self._end("seconds")
-        world.now, _, sender, item = heapq.heappop(world.agenda)
+        at, _, sender, item = heapq.heappop(world.agenda)
         if sender is not None and world.lives.get(sender.learner, 0) != sender.life:
             return True
+        world.now = at
         match item:
             case Begin(task):
                 self._begin(task)

@@ -1,0 +1,232 @@
+"""Whole runs on real data: repeatable, resumable, replayable to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from metis.config import Config, load
+from metis.core.errors import JournalError, RunError
+from metis.runtime.journal import Record, read_journal
+from metis.runtime.replay import replay
+from metis.runtime.run import Interrupted, resume, run
+
+POLICIES = ("sync-dvw", "async-dvw-adaptive", "fedasync", "fedbuff", "semisync-fedavg", "fedadam")
+
+
+def small(policy: str, **values: Any) -> Config:
+    """Six learners, real digits, a linear model: a second a run."""
+    settings: dict[str, Any] = {
+        "policy": policy,
+        "learners": 6,
+        "model": {"name": "linear"},
+        "groups": {"fast": {"seconds_per_step": 0.05}, "slow": {"seconds_per_step": 0.15}},
+        "horizon": {"seconds": 12.0, "test_every": 3},
+        "output": {"keep_updates": True},
+        "train": {"epochs": 2, "keep_momentum": True},
+    }
+    return load(None, **{**settings, **values})
+
+
+def without_wall(path: Path) -> list[Record]:
+    return [
+        {name: value for name, value in record.items() if "wall" not in name}
+        for record in read_journal(path / "journal.jsonl")
+    ]
+
+
+def digests(path: Path) -> list[str]:
+    return [r["digest"] for r in read_journal(path / "journal.jsonl") if r["kind"] == "version"]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert without_wall(one) == without_wall(other)
+    for name in ("model.safetensors", "best.safetensors", "config.toml"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (one, other)]
+    for summary in summaries:
+        for name in [name for name in summary if "wall" in name]:
+            del summary[name]
+    assert summaries[0] == summaries[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_same_seed_same_bytes_in_two_runs(policy: str, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run(small(policy), tmp_path / name)
+
+    assert len(digests(tmp_path / "one")) > 1
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_another_seed_gives_another_model(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        run(small("sync-fedavg", seed=seed), tmp_path / str(seed))
+
+    assert digests(tmp_path / "1") != digests(tmp_path / "2")
+
+
+@pytest.mark.parametrize("policy", ["sync-fedavg", "async-dvw-adaptive"])
+def test_same_seed_same_bytes_across_processes(policy: str, tmp_path: Path) -> None:
+    (tmp_path / "fed.toml").write_text(
+        f'policy = "{policy}"\nlearners = 4\nmodel.name = "linear"\nhorizon.seconds = 6.0\n'
+    )
+    for name, hash_seed in (("one", "1"), ("two", "2")):
+        command = [sys.executable, "-m", "metis.cli", "run", "fed.toml", "--out", name, "--quiet"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_gives_the_digest_of_every_version(policy: str, tmp_path: Path) -> None:
+    run(small(policy), tmp_path / "run")
+
+    found = replay(tmp_path / "run")
+
+    assert found.num_versions == len(digests(tmp_path / "run"))
+    assert found.last_digest == digests(tmp_path / "run")[-1]
+
+
+def test_a_replay_notices_a_changed_weight(tmp_path: Path) -> None:
+    run(small("async-dvw"), tmp_path / "run")
+    journal = tmp_path / "run" / "journal.jsonl"
+    text = journal.read_text()
+    changed = re.sub(r'"weight":0\.\d', '"weight":0.0', text, count=1)
+    assert changed != text
+    journal.write_text(changed)
+
+    with pytest.raises(JournalError, match="weight of"):
+        replay(tmp_path / "run")
+
+
+def test_a_replay_notices_a_changed_update(tmp_path: Path) -> None:
+    run(small("async-fedavg"), tmp_path / "run")
+    path = next(iter(sorted((tmp_path / "run" / "updates").iterdir())))
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+    with pytest.raises(JournalError, match="digest of version"):
+        replay(tmp_path / "run")
+
+
+class StopAfter:
+    """A listener that does what Ctrl-C does, after so many records."""
+
+    def __init__(self, num_records: int) -> None:
+        self._left = num_records
+
+    def __call__(self, record: Record) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_interrupted_run_ends_as_if_it_had_not_been(policy: str, tmp_path: Path) -> None:
+    run(small(policy), tmp_path / "whole")
+    num_records = len(without_wall(tmp_path / "whole"))
+
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted, match="metis run --resume"):
+        run(small(policy), cut, listeners=(StopAfter(num_records // 3),))
+    with pytest.raises(Interrupted):
+        resume(cut, listeners=(StopAfter(2 * num_records // 3),))
+    resume(cut)
+
+    assert_same_run(tmp_path / "whole", cut)
+    assert not (cut / "checkpoint.safetensors").exists()
+
+
+def test_an_interrupted_run_leaves_a_readable_journal(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run(small("async-dvw"), tmp_path / "cut", listeners=(StopAfter(50),))
+
+    assert len(without_wall(tmp_path / "cut")) >= 50
+
+
+def test_a_killed_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
+    run(small("async-dvw"), tmp_path / "whole")
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted):
+        run(small("async-dvw"), cut, listeners=(StopAfter(50),))
+    (cut / "checkpoint.safetensors").unlink()
+    with open(cut / "journal.jsonl", "ab") as file:
+        file.write(b'{"kind": "half a li')
+
+    resume(cut)
+
+    assert_same_run(tmp_path / "whole", cut)
+
+
+def test_a_run_killed_by_force_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
+    settings = "output.checkpoint_seconds=0.2", "horizon.seconds=60", "model.name=linear"
+    command = [sys.executable, "-m", "metis.cli", "run", "--quiet", "--out"]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    subprocess.run(
+        [*command, "whole", *sets], cwd=tmp_path, check=True, capture_output=True, timeout=200
+    )
+    process = subprocess.Popen(
+        [*command, "cut", *sets], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    checkpoint = tmp_path / "cut" / "checkpoint.safetensors"
+    deadline = time.monotonic() + 100
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)  # there is no event to wait for: another process writes the file
+    process.kill()
+    process.wait()
+    assert checkpoint.exists(), "the run was over before it could be killed"
+
+    resume(tmp_path / "cut")
+
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    run(small("sync-fedavg"), tmp_path / "run")
+    before = (tmp_path / "run" / "journal.jsonl").read_bytes()
+
+    with pytest.raises(RunError, match="already holds a run"):
+        run(small("sync-fedavg"), tmp_path / "run")
+
+    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == before
+
+
+def test_client_sampling_gives_each_round_its_roster(tmp_path: Path) -> None:
+    config = small("sync-dvw", learners=12, recipe={"sample": 4}, horizon={"versions": 5})
+    result = run(config)
+
+    versions = [r for r in result.records if r["kind"] == "version"]
+    rosters = [tuple(f["learner"] for f in sorted(v["folds"], key=str)) for v in versions]
+    assert [len(set(roster)) for roster in rosters] == [4] * 5
+    assert len({frozenset(roster) for roster in rosters}) > 1
+    assert all(fold["judges"] == 4 for v in versions for fold in v["folds"])
+
+
+def test_a_regression_runs_by_every_kind_of_policy() -> None:
+    for policy in ("sync-fedavg", "async-dvw-adaptive"):
+        config = load(
+            None,
+            policy=policy,
+            learners=4,
+            data={"name": "diabetes"},
+            partition={"sizes": "skewed", "classes": "iid"},
+            horizon={"seconds": 20.0},
+        )
+        result = run(config)
+
+        assert result.summary["final_accuracy"] is None
+        assert result.summary["best_score"] > 0.2
+        assert np.isfinite(result.weights).all()
