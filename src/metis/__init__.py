@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from metis.core.errors import MetisError
@@ -25,8 +26,8 @@ __version__ = "0.1.0"
 def simulate(
     config: str | None = None,
     *,
-    model: nn.Module | None = None,
-    data: Dataset | None = None,
+    model: nn.Module | Mapping[str, Any] | None = None,
+    data: Dataset | Mapping[str, Any] | None = None,
     out: str | None = None,
     resume: str | None = None,
     progress: bool = False,
@@ -35,8 +36,8 @@ def simulate(
     """Run a federation in virtual time and return what came of it.
 
     `config` is a TOML file; keyword values overrule it, tables as mappings:
-    `train={"epochs": 2}`. `model` and `data` are your own module and dataset; without them the
-    config names both. With `out` the run is written to that directory, and an interrupted one is
+    `train={"epochs": 2}`. `model` and `data` are your own module and dataset, or such tables that
+    name known ones. With `out` the run is written to that directory, and an interrupted one is
     taken up again by `resume`. Raises MetisError for everything that is wrong with the input.
     """
     from contextlib import ExitStack
@@ -46,6 +47,11 @@ def simulate(
     from metis.report.live import LiveView
     from metis.runtime import run as runs
 
+    module = None if isinstance(model, Mapping) else model
+    dataset = None if isinstance(data, Mapping) else data
+    for name, given in (("model", model), ("data", data)):
+        if isinstance(given, Mapping):
+            values[name] = given
     if resume is not None and (config is not None or out is not None or values):
         raise MetisError("resume takes its settings from the run's own directory, no others")
     path = config if resume is None else str(Path(resume) / "config.toml")
@@ -56,9 +62,9 @@ def simulate(
             view = LiveView(chosen.horizon.seconds, chosen.horizon.versions, title=chosen.policy)
             listeners = (stack.enter_context(view),)
         if resume is not None:
-            return runs.resume(Path(resume), model=model, data=data, listeners=listeners)
+            return runs.resume(Path(resume), model=module, data=dataset, listeners=listeners)
         target = None if out is None else Path(out)
-        return runs.run(chosen, target, model=model, data=data, listeners=listeners)
+        return runs.run(chosen, target, model=module, data=dataset, listeners=listeners)
 
 
 def load_into(module: nn.Module, path: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -188,7 +189,9 @@ def _simulate(chosen: Config, out: Path, resumed: bool, quiet: bool, title: str)
 
 
 def _report(directory: Path, runs: list[Path]) -> None:
-    from metis.report.page import read_run, summary_table, write_report
+    from metis.report.page import write_report
+    from metis.report.runs import read_run
+    from metis.report.table import summary_table
 
     read = [read_run(run) for run in runs]
     console.print(summary_table(read))
@@ -232,10 +235,12 @@ def policies(as_json: AsJson = False) -> None:
     if as_json:
         console.print_json(json.dumps(rows))
         return
-    table = Table("policy", "community", "weighting", "pacing", "trigger", "in words")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 1, 0))
+    table.add_column("policy", no_wrap=True, style="bold")
+    table.add_column("in words, and what it is made of")
     for row in rows:
-        columns = ("name", "community", "weighting", "pacing", "trigger", "summary")
-        table.add_row(*(str(row[column]) for column in columns))
+        parts = [str(row[part]) for part in ("community", "weighting", "pacing", "trigger")]
+        table.add_row(str(row["name"]), f"{row['summary']}\n[dim]{' + '.join(parts)}[/]")
     console.print(table)
 
 

@@ -203,7 +203,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    policy: str = key("async-dvw-adaptive", "one of `metis policies`", choices=tuple(POLICIES))
+    policy: str = key("async-dvw-adaptive", "one of `metis policies`")
     learners: int = key(10, "how many take part", low=1)
     seed: int = key(paper.SEED, "same seed, same bytes", low=0)
     device: str = key("cpu", "where to compute", choices=("cpu", "cuda"))
@@ -235,6 +235,8 @@ class Config:
     output: Output = table(Output, "what is written")
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy: {unknown('policy', self.policy, POLICIES)}")
         if not self.groups:
             raise ConfigError("groups: at least one is needed, such as [groups.fast]")
         stated = [g.learners for g in self.groups.values() if g.learners is not None]

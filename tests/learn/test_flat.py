@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,11 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
 def test_tensors_a_float32_vector_cannot_hold_are_refused() -> None:
     with pytest.raises(ModelError, match=r"weight is float64.*\.float\(\)"):
         layout_of(nn.Linear(2, 2, dtype=torch.float64))
-    with pytest.raises(ModelError, match="no shape yet"), pytest.warns(UserWarning, match="Lazy"):
-        layout_of(nn.LazyLinear(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch call lazy modules new
+        lazy = nn.LazyLinear(2), nn.LazyConv2d(2, 3)
+    for module in lazy:
+        with pytest.raises(ModelError, match="no shape yet"):
+            layout_of(module)
     with pytest.raises(ModelError, match="no parameters"):
         flatten(nn.ReLU())

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from metis.core.errors import ConfigError, ModelError
@@ -24,9 +25,7 @@ def line() -> nn.Linear:
     return module
 
 
-def gradient(w: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[
-    tuple[int], np.dtype[np.float64]
-]:
+def gradient(w: NDArray[np.float64]) -> NDArray[np.float64]:
     x, y = X.numpy().astype(np.float64), Y.numpy().astype(np.float64)
     return np.asarray(2 * (x @ w - y) @ x / len(y))
 
@@ -34,7 +33,7 @@ def gradient(w: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[
 def trained(training: Training, num_steps: int, start: torch.Tensor | None = None) -> list[float]:
     module = line()
     optimizer = new_optimizer(training, module, version=0)
-    anchors = [] if start is None else [(module.weight, start)]
+    anchors = [] if start is None else [(p, start) for p in module.parameters()]
     for _ in range(num_steps):
         train_step(module, optimizer, squared_error, (X, Y), training, anchors)
     return [float(w) for w in module.weight.detach()[0]]

@@ -117,7 +117,13 @@ def test_lrn_adds_nothing_to_what_is_exchanged() -> None:
 def test_the_cifar_cnn_starts_as_the_tutorial_says() -> None:
     module = build("cifar_cnn", (3, 24, 24), 10, seed=1)
     assert isinstance(module, CifarCnn)
-    layers = (module.conv1, module.conv2, module.fc1, module.fc2, module.fc3)
+    layers: list[nn.Conv2d | nn.Linear] = [
+        module.conv1,
+        module.conv2,
+        module.fc1,
+        module.fc2,
+        module.fc3,
+    ]
     stds, biases = (0.05, 0.05, 0.04, 0.04, 1 / 192), (0.0, 0.1, 0.1, 0.1, 0.0)
 
     # A normal cut off at two deviations has 0.8796 of the deviation left.

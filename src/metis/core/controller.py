@@ -6,6 +6,7 @@ the same commands and the same bytes, in a simulator, in a server and in a repla
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -116,7 +117,6 @@ class Controller:
             self.members.add(learner)
             if not self._is_busy(learner):
                 self.idle.add(learner)
-            return []
         again: list[Command] = []
         if learner in self.task_of:
             again.append(Train(self.tasks[self.task_of[learner]]))
@@ -128,6 +128,7 @@ class Controller:
     def _leave(self, learner: LearnerId, withdraw: bool) -> list[Command]:
         self.members.discard(learner)
         self.idle.discard(learner)
+        self.roster.discard(learner)
         self.lost.pop(learner, None)
         self._close_task(learner)
         for number, ticket in list(self.evaluations.items()):
@@ -154,6 +155,7 @@ class Controller:
             return []
         self._close_task(task.learner)
         self.members.discard(task.learner)
+        self.roster.discard(task.learner)
         self.lost[task.learner] = number
         return []
 
@@ -168,7 +170,7 @@ class Controller:
         fault = self._fault(update, task)
         if fault is not None:
             return self._refuse(learner, update.task, fault)
-        if update.seconds > 0.0:
+        if 0.0 < update.seconds < math.inf:
             self.step_seconds[learner] = update.seconds / update.num_steps
         ticket = Ticket(update, task, {})
         self.queue.append(ticket)
@@ -230,12 +232,19 @@ class Controller:
         if ticket is None:
             return []
         judge = ticket.waiting_for.pop(number)
-        known = [ticket.update.counts, *ticket.answers.values()]
-        if missing or not all(alike(counts, other) for other in known):
+        if missing:
             ticket.missing.append(judge)
-        elif counts is not None:
-            ticket.answers[judge] = counts
+        else:
+            self._pool(ticket, judge, counts)
         return []
+
+    def _pool(self, ticket: Ticket, judge: LearnerId, counts: Counts | None) -> None:
+        if counts is None:
+            return
+        if fits(counts, ticket.answers.values()):
+            ticket.answers[judge] = counts
+        else:
+            ticket.missing.append(judge)
 
     # ---- commits ------------------------------------------------------------------------------
 
@@ -249,9 +258,10 @@ class Controller:
 
     def _commit(self, ticket: Ticket) -> list[Command]:
         update, task = ticket.update, ticket.task
+        if self.weighting.judged_by == "everybody":
+            # Last, so that a learner's own counts can never keep out those of its judges.
+            self._pool(ticket, update.learner, update.counts)
         answers = ticket.answers
-        if self.weighting.judged_by == "everybody" and update.counts is not None:
-            answers[update.learner] = update.counts
         judges = tuple(sorted(answers))
         pooled = pool([answers[judge] for judge in judges]) if answers else None
         judged = self.weighting.judged_by != "nobody"
@@ -342,10 +352,12 @@ class Controller:
             del self.tasks[number]
 
 
-def alike(one: Counts | None, other: Counts | None) -> bool:
-    """Whether two judges' counts can be pooled; a judge that counted nothing disturbs nobody."""
-    if one is None or other is None:
-        return True
-    if isinstance(one, ClassCounts) and isinstance(other, ClassCounts):
-        return one.matrix.shape == other.matrix.shape
-    return type(one) is type(other)
+def fits(counts: Counts, others: Iterable[Counts]) -> bool:
+    """Whether a judge's counts can be scored, and pooled with those that came before."""
+    if isinstance(counts, ClassCounts):
+        shape = counts.matrix.shape
+        square = len(shape) == 2 and shape[0] == shape[1]
+        return square and all(
+            isinstance(other, ClassCounts) and other.matrix.shape == shape for other in others
+        )
+    return all(type(other) is type(counts) for other in others)

@@ -20,6 +20,13 @@ from metis.core.types import Kind, Layout, Vector, frozen
 from metis.core.types import Tensor as Place
 
 
+def as_module(value: object, where: str) -> nn.Module:
+    """Return what a user brought as a module; `where` says what they brought it as."""
+    if not isinstance(value, nn.Module):
+        raise ModelError(f"{where} must be a torch.nn.Module, not a {type(value).__name__}")
+    return value
+
+
 def layout_of(module: nn.Module) -> Layout:
     """Return where each tensor of a module lies in its vector: the order of its `state_dict`.
 

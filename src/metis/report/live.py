@@ -35,12 +35,18 @@ class LearnerState:
     # absent, idle, training, judged (its update is at the judges), waiting (for its round, or
     # for its turn to be folded), lost (its lease ran out, or it crashed) or left
     state: str = "absent"
+    task: int | None = None  # the one it was given last; answers to others change nothing
     epochs: int = 0  # whole ones, in its present task
     updates: int = 0
     weight: float | None = None
     steps_behind: int | None = None
     versions_behind: int | None = None
     loss: float | None = None
+
+    def answered(self, task: int, state: str) -> None:
+        """Go on to a state, unless the answer is to a task of old or comes from the departed."""
+        if task == self.task and self.state in ("training", "judged", "waiting"):
+            self.state = state
 
 
 class LiveView:
@@ -64,6 +70,7 @@ class LiveView:
         self._max_seconds = max_seconds
         self._max_versions = max_versions
         self._console = console or Console()
+        self._redraws = self._console.is_terminal and not self._console.is_dumb_terminal
         self._title = title
         self._clock = clock
         self._tally = Tally()
@@ -73,17 +80,14 @@ class LiveView:
         self._judging: Counter[str] = Counter()
         self._recent: deque[str] = deque(maxlen=_RECENT)
         self._best: float | None = None
-        self._started = clock()
-        self._started_at: float | None = None  # progress when the first record came
-        self._quiet_until = self._started
+        self._quiet_until = clock()
         self._next_tenth = 0.1
         self._live: Live | None = None
 
     # ---- context ------------------------------------------------------------------------------
 
     def __enter__(self) -> LiveView:
-        self._started = self._clock()
-        if self._console.is_terminal:
+        if self._redraws:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         return self
@@ -108,22 +112,20 @@ class LiveView:
     def __call__(self, record: Record) -> None:
         self._tally.add(record)
         self._follow(record)
-        if self._started_at is None:
-            self._started_at = self._progress() or 0.0
         now = self._clock()
         if self._live is not None:
             if now >= self._quiet_until:
                 self._live.update(self._view(), refresh=True)
                 took = self._clock() - now
                 self._quiet_until = now + max(_REFRESH_SECONDS, _REST * took)
-        elif not self._console.is_terminal:
+        elif not self._redraws:
             self._say(record, now)
 
     def _say(self, record: Record, now: float) -> None:
         """Print a line at the start, then one every few seconds or every tenth of the way."""
         if record["kind"] == "run":
             learners = f"{len(record['learners']):,} learners"
-            self._print(f"[{self._elapsed():6.1f} s] {self._name()}, {learners}")
+            self._print(f"[{self._tally.wall_seconds:6.1f} s] {self._name()}, {learners}")
             self._quiet_until = now + _LINE_SECONDS
             return
         progress = self._progress()
@@ -149,22 +151,22 @@ class LiveView:
                 self._learner(record["learner"]).state = "left"
             case "task":
                 one = self._learner(record["learner"])
-                one.state, one.epochs = "training", 0
+                one.state, one.task, one.epochs = "training", record["task"], 0
                 self._task_learner[record["task"]] = one.learner
             case "steps":
                 one = self._learner(record["learner"])
-                one.epochs, one.steps_behind = record["epoch"], record["steps_behind"]
+                one.state, one.task, one.epochs = "training", record["task"], record["epoch"]
+                one.steps_behind = record["steps_behind"]
                 if record["loss"] is not None:
                     one.loss = record["loss"]
             case "arrive":
                 self._task_learner.pop(record["task"], None)
-                judged = bool(self._tally.run.get("judged"))
-                self._learner(record["learner"]).state = "judged" if judged else "waiting"
+                self._learner(record["learner"]).answered(
+                    record["task"], "judged" if self._tally.run.get("judged") else "waiting"
+                )
             case "fail" | "refuse":
                 self._task_learner.pop(record["task"], None)
-                one = self._learner(record["learner"])
-                if one.state in ("training", "judged", "waiting"):
-                    one.state = "idle"
+                self._learner(record["learner"]).answered(record["task"], "idle")
             case "task-expired":
                 learner = self._task_learner.pop(record["task"], None)
                 if learner is not None:
@@ -192,8 +194,7 @@ class LiveView:
         one.updates += 1
         one.weight = fold["weight"]
         one.steps_behind, one.versions_behind = fold["steps_behind"], fold["versions_behind"]
-        if one.state in ("judged", "waiting"):
-            one.state = "idle"
+        one.answered(fold["task"], "idle")
         self._recent.append(one.learner)
 
     def _learner(self, name: str) -> LearnerState:
@@ -211,18 +212,18 @@ class LiveView:
             parts.append(self._tally.versions / self._max_versions)
         return min(1.0, max(parts)) if parts else None
 
-    def _elapsed(self) -> float:
-        return self._clock() - self._started
-
     def _seconds_left(self) -> float | None:
-        """Return the wall time the rest takes at the pace so far, once there is a pace."""
+        """Return the wall time the rest takes at the pace so far, once there is a pace.
+
+        The journal's own count of seconds, since a resumed run is first told all of its past.
+        """
         progress = self._progress()
-        if progress is None or self._started_at is None or progress <= self._started_at:
+        if not progress:
             return None
-        return self._elapsed() * (1.0 - progress) / (progress - self._started_at)
+        return self._tally.wall_seconds * (1.0 - progress) / progress
 
     def _rate(self) -> str:
-        return f"{self._tally.samples_trained / max(self._elapsed(), 1e-3):,.0f} samples/s"
+        return f"{self._tally.samples_trained / max(self._tally.wall_seconds, 1e-3):,.0f} samples/s"
 
     def _score(self) -> str:
         if not self._tally.curve or self._best is None:
@@ -237,7 +238,7 @@ class LiveView:
 
     def _stamp(self) -> str:
         title = f" {self._title}:" if self._title else ""
-        return f"[{self._elapsed():6.1f} s]{title}"
+        return f"[{self._tally.wall_seconds:6.1f} s]{title}"
 
     def _line(self) -> str:
         tally = self._tally
@@ -249,10 +250,9 @@ class LiveView:
     def _row(self) -> str:
         """Return the one line that stays of a run in a row of runs."""
         tally = self._tally
-        return (
-            f"{self._title}: {self._score()}, version {tally.versions:,}, "
-            f"t={tally.virtual_seconds:,.1f} s, in {self._elapsed():,.1f} s{self._how_it_ended()}"
-        )
+        times = f"t={tally.virtual_seconds:,.1f} s, in {tally.wall_seconds:,.1f} s"
+        score, end = self._score(), self._how_it_ended()
+        return f"{self._title}: {score}, version {tally.versions:,}, {times}{end}"
 
     def _how_it_ended(self) -> str:
         """Return what is worth saying of the end: nothing, if a horizon was reached."""
@@ -298,7 +298,7 @@ class LiveView:
         elif closing:
             state = "interrupted"
         elif left is None:
-            state = f"{_duration(self._elapsed())} so far"
+            state = f"{_duration(self._tally.wall_seconds)} so far"
         else:
             state = f"{_duration(left)} left"
         parts = [

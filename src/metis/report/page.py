@@ -31,7 +31,7 @@ _STYLE = """
   :root { --line: #444; --soft: #262626; --quiet: #aaa; }
   body { background: #181818; color: #e6e6e6; }
 }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
@@ -63,10 +63,10 @@ def write_report(directory: Path, runs: Sequence[Run]) -> Path:
 
     Runs of one policy that differ only in their seed are shown as one, with their spread.
     """
-    pictures = _pictures(runs)
     path = directory / "report.html"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        pictures = _pictures(runs)
         for picture in pictures:
             (directory / picture.file).write_bytes(picture.png)
         path.write_text(_page(runs, pictures), encoding="utf-8")
@@ -84,17 +84,17 @@ def _pictures(runs: Sequence[Run]) -> list[Picture]:
     together: list[tuple[str, Callable[[Sequence[Run]], Figure | None], str]] = [
         (
             "score-over-time",
-            plots.score_over_time,
+            plots.accuracy_over_time,
             f"{name} over virtual time: further left is sooner, higher is better.",
         ),
         (
             "score-over-samples",
-            plots.score_over_samples,
+            plots.accuracy_over_samples,
             f"{name} over work done: a curve to the left learns more from each sample trained on.",
         ),
         (
             "score-over-megabytes",
-            plots.score_over_megabytes,
+            plots.accuracy_over_megabytes,
             f"{name} over traffic: what is gained by judging models must be worth its bytes.",
         ),
         (
@@ -112,7 +112,7 @@ def _pictures(runs: Sequence[Run]) -> list[Picture]:
     ]
     pictures = [_picture(file, caption, plot(runs)) for file, plot, caption in together]
     series = series_of(runs)
-    several = len({str(run.learners) for run in runs}) > 1
+    several = len({str([one["holdings"] for one in run.learners]) for run in runs}) > 1
     pictures.append(
         _picture(
             "holdings",
@@ -130,7 +130,7 @@ def _pictures(runs: Sequence[Run]) -> list[Picture]:
                 f"weights{suffix}",
                 f"What each learner's updates weighed ({of}): a low line is a model that does"
                 " little for the others, or a learner with little data.",
-                plots.weights_over_time(run),
+                plots.weights_over_time(run) if _weights_vary(run) else None,
             ),
             _picture(
                 f"validation-cycles{suffix}",
@@ -150,6 +150,17 @@ def _picture(file: str, caption: str, figure: Figure | None) -> Picture | None:
     return Picture(f"{file}.png", caption, png.getvalue())
 
 
+def _weights_vary(run: Run) -> bool:
+    """Whether any learner's weight ever changes; if not, the table of learners says it all."""
+    first: dict[str, float] = {}
+    return any(
+        first.setdefault(fold["learner"], fold["weight"]) != fold["weight"]
+        for record in run.records
+        if record["kind"] == "version"
+        for fold in record["folds"]
+    )
+
+
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "run"
 
@@ -160,10 +171,10 @@ def _slug(text: str) -> str:
 def _page(runs: Sequence[Run], pictures: Iterable[Picture]) -> str:
     series = series_of(runs)
     datasets = ", ".join(dict.fromkeys(str(run.summary["dataset"]) for run in runs))
-    policies = ", ".join(one.label for one in series)
-    title = (
-        f"{policies} on {datasets}" if len(series) < 3 else f"{len(series)} policies on {datasets}"
-    )
+    if len(series) < 3:
+        title = f"{' and '.join(one.label for one in series)} on {datasets}"
+    else:
+        title = f"{len(series)} ways to learn {datasets}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',

@@ -1,4 +1,4 @@
-"""Pictures of runs. Every function returns a matplotlib figure, or None if there is nothing to see.
+"""Pictures of runs, as matplotlib figures; None where there is nothing to see.
 
 Figures are made without pyplot, so nothing global changes and nothing needs to be closed. A policy
 has the same colour in every picture.
@@ -81,41 +81,35 @@ def _looks(series: Sequence[Series]) -> list[tuple[str, str]]:
 # ---- accuracy ---------------------------------------------------------------------------------
 
 
-def score_over_time(runs: Sequence[Run]) -> Figure | None:
-    return _score_over(runs, lambda p: p.seconds, "virtual time (s)")
+def accuracy_over_time(runs: Sequence[Run]) -> Figure:
+    return _accuracy_over(runs, lambda p: p.seconds, "virtual time (s)")
 
 
-def score_over_samples(runs: Sequence[Run]) -> Figure | None:
-    return _score_over(runs, lambda p: p.samples, "samples trained on, by all learners")
+def accuracy_over_samples(runs: Sequence[Run]) -> Figure:
+    return _accuracy_over(runs, lambda p: p.samples, "samples trained on, by all learners")
 
 
-def score_over_megabytes(runs: Sequence[Run]) -> Figure | None:
-    return _score_over(runs, lambda p: p.megabytes, "exchanged, up and down (MB)")
+def accuracy_over_megabytes(runs: Sequence[Run]) -> Figure:
+    return _accuracy_over(runs, lambda p: p.megabytes, "exchanged, up and down (MB)")
 
 
-def _score_over(
-    runs: Sequence[Run], where: Callable[[Point], float], x_label: str
-) -> Figure | None:
-    """Draw each series' mean, and the range of its seeds as a band."""
+def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label: str) -> Figure:
+    """Draw each series' mean, and the range of its seeds as a band; R2 where that is measured."""
     series = series_of(runs)
     figure = _figure(8, 4.4)
     axes = figure.add_subplot()
-    drawn = False
     for one, (colour, style) in zip(series, _looks(series), strict=True):
         curves = [c for c in map(curve, one.runs) if c]
         if not curves:
             continue
-        drawn = True
         lines = [(np.array([where(p) for p in c]), np.array([p.score for p in c])) for c in curves]
         x, low, middle, high = _averaged(lines)
-        marker = "o" if len(x) == 1 else None
+        marker = "o" if x[0] == x[-1] else None  # a line of no length would not be seen
         axes.plot(
             x, middle, color=colour, linestyle=style, label=one.label, linewidth=1.7, marker=marker
         )
         if len(lines) > 1:
             axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-    if not drawn:
-        return None
     _plain(axes, x_label, f"test {metric_name(runs)}")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(_thousands())
@@ -138,6 +132,8 @@ def _averaged(lines: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, Any, Any]:
 def _legend_beside(figure: Figure, axes: Axes, title: str | None = None) -> None:
     """Put the legend under the picture, where it hides nothing and a phone has room for it."""
     handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
     figure.legend(
         handles,
         labels,
@@ -315,7 +311,7 @@ def weights_over_time(run: Run) -> Figure | None:
         _plain(axes, "virtual time (s)", "weight $p_k$ of its update" if axes is panels[0] else "")
         axes.xaxis.set_major_formatter(_thousands())
         axes.xaxis.set_major_locator(_few_ticks())
-        axes.set_title(f"{group}: {len(learners):,} learners", fontsize=10, loc="left")
+        axes.set_title(f"group {group} ({len(learners):,})", fontsize=10, loc="left")
         if named:
             axes.legend(
                 loc="upper center",

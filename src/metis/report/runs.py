@@ -43,8 +43,8 @@ def read_run(directory: Path) -> Run:
         raise JournalError(f"{directory}: holds no journal.jsonl, so it is no run's directory")
     tally, records = Tally(), []
     for number, record in enumerate(read_journal(path), 1):
-        if number == 1 and record["kind"] != "run":
-            raise JournalError(f"{path}: begins with {record['kind']!r} instead of 'run'")
+        if number == 1:
+            _check_first(path, record)
         try:
             tally.add(record)
         except (KeyError, TypeError) as error:
@@ -57,6 +57,15 @@ def read_run(directory: Path) -> Run:
         return Run(directory.resolve().name, directory, records, tally.summary())
     except (KeyError, TypeError) as error:
         raise JournalError(f"{path}:1: 'run' record is damaged: {error}") from None
+
+
+def _check_first(path: Path, record: Record) -> None:
+    if record["kind"] != "run":
+        raise JournalError(f"{path}:1: begins with {record['kind']!r} instead of 'run'")
+    needed = {"policy", "dataset", "partition", "seed", "test_metric", "parameters", "learners"}
+    missing = sorted(needed - record.keys())
+    if missing:
+        raise JournalError(f"{path}:1: the 'run' record lacks {', '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +122,22 @@ class Point:
 
 
 def curve(run: Run) -> list[Point]:
-    """Return every test of a run. One pass over its journal."""
+    """Return every test of a run, and its last score once more where the run ends.
+
+    One pass over the journal. A model keeps its score until the next, so a policy whose last
+    version came early is not drawn as if it had stopped there.
+    """
     tally, points = Tally(), []
     for record in run.records:
         tally.add(record)
         if record["kind"] == "test" and record["score"] is not None:
-            megabytes = (tally.bytes_up + tally.bytes_down) / 1e6
-            points.append(Point(record["at"], tally.samples_trained, megabytes, record["score"]))
-    return points
+            points.append(_point(tally, record["score"]))
+    return [*points, _point(tally, points[-1].score)] if points else []
+
+
+def _point(tally: Tally, score: float) -> Point:
+    megabytes = (tally.bytes_up + tally.bytes_down) / 1e6
+    return Point(tally.virtual_seconds, tally.samples_trained, megabytes, score)
 
 
 def metric_name(runs: Sequence[Run]) -> str:

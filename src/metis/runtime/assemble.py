@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
 from metis import paper, zoo
 from metis.codecs.dense import Dense
@@ -28,14 +25,18 @@ from metis.data.partition import Partition, deal, partition
 from metis.data.picture import holdings
 from metis.data.sources import load
 from metis.data.split import holdout
-from metis.learn.flat import load_into, vector_of
+from metis.learn.flat import as_module, load_into, vector_of
 from metis.learn.one_by_one import OneByOne, Share
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.runtime.compose import controller_of, recipe_of
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Record
+from metis.runtime.plugin import call
 from metis.runtime.simulate import Plan
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Models with fewer values than this are trained on one thread: dividing the work costs more.
 SMALL_MODEL = 200_000
@@ -68,7 +69,7 @@ def assemble(
     groups = dict(zip(names, learner_groups(config), strict=True))
     shares = _shares(config, chosen, dataset, division, groups)
 
-    module = model if model is not None else _module(config, dataset)
+    module = _module(config, dataset) if model is None else as_module(model, "model")
     if config.model.initial is not None:
         load_into(module, config.model.initial)
     learners = OneByOne(
@@ -305,44 +306,21 @@ def _trigger(config: Config, chosen: Recipe, group: Group) -> Trigger:
     )
 
 
-# ---- what the user brings ---------------------------------------------------------------------
-
-
 def dataset_of(config: Config) -> Dataset:
     """Return the dataset a config names."""
-    if ":" in config.data.name:
-        dataset = _call(config.data.name, "data.name")
-        if not isinstance(dataset, Dataset):
-            raise ConfigError(f"data.name = {config.data.name!r} did not return a metis.Dataset")
-        return dataset
-    directory = config.data.directory
-    return load(config.data.name, None if directory is None else Path(directory))
+    name, directory = config.data.name, config.data.directory
+    if ":" not in name:
+        return load(name, None if directory is None else Path(directory))
+    dataset = call(name, "data.name")
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"data.name = {name!r} did not return a metis.Dataset")
+    return dataset
 
 
 def _module(config: Config, dataset: Dataset) -> nn.Module:
     name = config.model.name or dataset.advice.model
     if ":" in name:
-        module = _call(name, "model.name")
-        if not isinstance(module, nn.Module):
-            raise ConfigError(f"model.name = {name!r} did not return a torch.nn.Module")
-        return module
+        return as_module(call(name, "model.name"), f"what {name} returns")
     shape = preparation_named(dataset.advice.augment).output_shape(dataset.input_shape)
     options = config.model.options
     return zoo.build(name, shape, dataset.num_classes or 1, seed=config.seed, **options)
-
-
-def _call(spec: str, where: str) -> Any:
-    """Call `function` of `file.py:function`."""
-    path, _, name = spec.rpartition(":")
-    location = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if not path.endswith(".py") or location is None or location.loader is None:
-        raise ConfigError(f"{where} = {spec!r}: expected file.py:function")
-    if not Path(path).is_file():
-        raise ConfigError(f"{where} = {spec!r}: there is no file {path}")
-    module = importlib.util.module_from_spec(location)
-    sys.modules.setdefault(location.name, module)
-    location.loader.exec_module(module)
-    function: Callable[[], Any] | None = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"{where} = {spec!r}: {path} has no function {name!r}")
-    return function()

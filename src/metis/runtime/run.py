@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from metis.config import Config, Incident, dump, load
 from metis.core import community, events, local_run, pacing, server_step, triggers, types, weighting
@@ -41,6 +39,9 @@ from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
 from metis.store.pack import read_packed, write_packed
 from metis.store.weights import save_safetensors
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _MODULES = (community, events, local_run, pacing, server_step, simulate, triggers, types, weighting)
 #: All that a checkpoint may hold; nothing else is ever made from one.
@@ -88,8 +89,8 @@ class Result:
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Return accuracy over virtual time as a matplotlib figure; write it if a path is given."""
-        from metis.report.page import Run
         from metis.report.plots import accuracy_over_time
+        from metis.report.runs import Run
 
         records = self.records
         if self.directory is not None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from metis.core.errors import JournalError
+from metis.core.errors import JournalError, RunError
 
 _COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, deque, set, frozenset)}
 
@@ -29,15 +29,18 @@ def write_packed(path: Path, value: object) -> None:
     """Write a tree of values to a file that is either the old one or the whole new one."""
     packer = _Packer()
     root = packer.pack(value)
-    arrays = {str(i): np.ascontiguousarray(array) for i, array in enumerate(packer.arrays)}
+    # Not ascontiguousarray, which makes an array of one value out of one without dimensions.
+    arrays = {str(i): np.asarray(array, order="C") for i, array in enumerate(packer.arrays)}
     arrays["root"] = np.zeros(1, dtype=np.uint8)  # safetensors refuses a file without tensors
+    metadata = {"nodes": json.dumps(packer.nodes), "root": json.dumps(root)}
     temporary = path.with_name(path.name + ".tmp")
-    save_file(
-        arrays, temporary, metadata={"nodes": json.dumps(packer.nodes), "root": json.dumps(root)}
-    )
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        save_file(arrays, temporary, metadata=metadata)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot write checkpoint {path}: {error}") from None
 
 
 def read_packed(path: Path, classes: Iterable[type]) -> Any:
@@ -49,7 +52,10 @@ def read_packed(path: Path, classes: Iterable[type]) -> Any:
             arrays = [file.get_tensor(str(i)) for i in range(len(file.keys()) - 1)]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise JournalError(f"{path}: not a readable checkpoint: {error}") from None
-    return _Unpacker(nodes, arrays, {cls.__name__: cls for cls in classes}).unpack(root)
+    try:
+        return _Unpacker(nodes, arrays, {cls.__name__: cls for cls in classes}).unpack(root)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError(f"{path}: not a checkpoint of this version: {error!r}") from None
 
 
 class _Packer:

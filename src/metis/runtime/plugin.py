@@ -1,0 +1,30 @@
+"""What a user brings as `file.py:function` in a config."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from metis.core.errors import ConfigError
+
+
+def call(spec: str, where: str) -> Any:
+    """Return what the named function of the user's own file returns."""
+    path, _, name = spec.rpartition(":")
+    location = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if not path.endswith(".py") or location is None or location.loader is None:
+        raise ConfigError(f"{where} = {spec!r}: expected file.py:function")
+    if not Path(path).is_file():
+        raise ConfigError(f"{where} = {spec!r}: there is no file {path}")
+    module = importlib.util.module_from_spec(location)
+    sys.modules.setdefault(location.name, module)
+    try:
+        location.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{where} = {spec!r}: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{where} = {spec!r}: {path} has no function {name!r}")
+    return function()

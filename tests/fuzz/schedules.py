@@ -1,0 +1,137 @@
+"""Random schedules: what can happen to a federation, in any order, any number of times."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import numpy as np
+
+from metis.core.events import (
+    Arrived,
+    EvaluationExpired,
+    Event,
+    Failed,
+    Joined,
+    Left,
+    Scored,
+    TaskExpired,
+)
+from metis.core.types import ClassCounts, LearnerId, Profile, Task, Update, Vector, frozen
+from tests.fuzz.account import Account
+
+SIZE = 3  # floats in a model
+
+_RNG = np.random.default_rng(1990)
+MODELS: list[Vector] = [
+    frozen(_RNG.normal(size=SIZE) * 10.0 ** _RNG.integers(-2, 3)) for _ in range(200)
+]
+UNFIT: list[Vector] = [
+    frozen(np.array([1, math.nan, 1])),
+    frozen(np.array([1, 1, -math.inf])),
+    frozen(np.ones(SIZE + 1)),
+]
+COUNTS: list[ClassCounts | None] = [
+    *(ClassCounts(_RNG.integers(0, 9, (2, 2))) for _ in range(12)),
+    ClassCounts(np.array([[0, 5], [7, 0]])),  # a score of zero
+    ClassCounts(np.array([[0, 3], [0, 0]])),
+    ClassCounts(np.zeros((2, 2), np.int64)),
+    None,
+]
+ODD_COUNTS = [ClassCounts(np.eye(3, dtype=np.int64)), ClassCounts(np.ones((2, 3), np.int64))]
+NAMES = [LearnerId(name) for name in "abcdef"]
+STRANGER = LearnerId("eve")
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Draws one event after another, looking at what is open so that most of them matter."""
+
+    rng: Random
+    account: Account
+    num_learners: int
+    sent: list[Update] = field(default_factory=list)
+    unheard: list[Task] = field(default_factory=list)  # taken from their learners unanswered
+
+    def draw(self) -> Event:
+        account, chance = self.account, self.rng.random()
+        if not account.started and chance < 0.8:
+            return self._join()
+        if account.asked and chance < 0.45:
+            return self._judge(self.rng.choice(list(account.asked)))
+        if account.open and chance < 0.70:
+            return self._answer()
+        if chance < 0.80:
+            return self._join()
+        if chance < 0.86:
+            return Left(self._anybody(), withdraw=self.rng.random() < 0.4)
+        if account.open and chance < 0.91:
+            task = self.rng.choice(list(account.open.values()))
+            if self.rng.random() < 0.6:
+                self.unheard.append(task)
+                return TaskExpired(task.number)
+            return Failed(task.learner, task.number, "its loss is not a number")
+        return self._noise()
+
+    def _anybody(self) -> LearnerId:
+        return NAMES[self.rng.randrange(self.num_learners)]
+
+    def _join(self) -> Event:
+        rng = self.rng
+        return Joined(Profile(self._anybody(), rng.randint(1, 50), rng.randint(1, 6)))
+
+    def _judge(self, evaluation: int) -> Event:
+        chance = self.rng.random()
+        if chance < 0.1:
+            return EvaluationExpired(evaluation)
+        return Scored(evaluation, self.rng.choice(ODD_COUNTS if chance < 0.13 else COUNTS))
+
+    def _answer(self) -> Event:
+        update = self._update(self.rng.choice(list(self.account.open.values())))
+        self.sent.append(update)
+        return Arrived(update)
+
+    def _update(self, task: Task) -> Update:
+        rng = self.rng
+        update = Update(
+            learner=task.learner,
+            task=task.number,
+            weights=MODELS[rng.randrange(len(MODELS))],
+            base_version=task.start.version,
+            num_examples=rng.randint(1, 50),
+            num_steps=rng.randint(1, 9),
+            seconds=rng.choice((0.0, 0.5, 1.0, 7.0)),
+            counts=rng.choice(ODD_COUNTS if rng.random() < 0.03 else COUNTS),
+        )
+        if rng.random() < 0.08:
+            faults = (
+                {"weights": rng.choice(UNFIT)},
+                {"base_version": task.start.version + rng.choice((-1, 1))},
+                {"num_steps": 0},
+                {"num_examples": 0},
+            )
+            update = replace(update, **rng.choice(faults))
+        return update
+
+    def _noise(self) -> Event:
+        """What should change nothing: duplicates, strangers, answers to nothing; and late ones."""
+        rng, account = self.rng, self.account
+        kind = rng.randrange(8)
+        if kind == 0 and self.sent:
+            return Arrived(rng.choice(self.sent))
+        if kind <= 2 and self.unheard:
+            late = self.unheard.pop(rng.randrange(len(self.unheard)))
+            return Arrived(self._update(late))
+        if kind == 3 and account.open:
+            task = rng.choice(list(account.open.values()))
+            return Arrived(replace(self._update(task), learner=STRANGER))
+        if kind == 4 and account.open:
+            task = rng.choice(list(account.open.values()))
+            return Arrived(replace(self._update(task), learner=self._anybody()))
+        number = rng.randint(0, account.num_tasks + 1)
+        if kind == 5:
+            return Failed(self._anybody(), number, "out of memory")
+        if kind == 6:
+            return self._judge(rng.randint(0, account.num_evaluations + 1))
+        return TaskExpired(number)
