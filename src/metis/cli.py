@@ -17,7 +17,7 @@ from rich.table import Table
 
 from metis import config as configuration
 from metis.config import Config
-from metis.core.errors import ConfigError, MetisError
+from metis.core.errors import ConfigError, MetisError, RunError
 from metis.core.recipes import POLICIES, Settings
 
 app = typer.Typer(
@@ -51,11 +51,21 @@ def main() -> None:
     try:
         app()
     except MetisError as error:
-        stopped = type(error).__name__ == "Interrupted"
-        style = "yellow" if stopped else "bold red"
-        complaints.print(f"[{style}]{'stopped' if stopped else 'error'}:[/] ", end="")
-        complaints.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(130 if stopped else 2)
+        if type(error).__name__ == "Interrupted":
+            _complain("[yellow]stopped:[/] ", str(error))
+            sys.exit(130)
+        _complain("[bold red]error:[/] ", str(error))
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("torch", "sklearn"):
+            raise
+        _complain("[bold red]error:[/] ", f"this needs {error.name}: pip install 'metis-fl[learn]'")
+        sys.exit(2)
+
+
+def _complain(what: str, message: str) -> None:
+    complaints.print(what, end="")
+    complaints.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 # ---- run --------------------------------------------------------------------------------------
@@ -82,16 +92,17 @@ def run(
     if resume is not None and (config or set_ or out or seed is not None or policy or device):
         raise ConfigError("--resume takes its settings from the run's own directory, no others")
     if resume is not None:
+        if not (resume / "config.toml").is_file():
+            raise RunError(f"{resume} holds no run: there is no config.toml in it")
         chosen = configuration.load(resume / "config.toml")
         directory = resume
     else:
         chosen = _load(config, set_, seed=seed, device=device, policy=policy)
         directory = out or _fresh(Path("runs") / chosen.policy)
     summary = _simulate(chosen, directory, resume is not None, quiet or as_json, chosen.policy)
+    _report(directory, [directory], show=not as_json)
     if as_json:
         console.print_json(json.dumps(summary))
-        return
-    _report(directory, [directory])
 
 
 @app.command(
@@ -110,13 +121,13 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run several policies on the same data and put them side by side."""
-    names = [name.strip() for name in policies.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise ConfigError("--policies: name at least one")
     numbers: list[int | None] = [None]
     if seeds is not None:
         try:
-            numbers = [int(text) for text in seeds.split(",")]
+            numbers = list(dict.fromkeys(int(text) for text in seeds.split(",")))
         except ValueError:
             raise ConfigError(f"--seeds {seeds!r}: expected numbers with commas") from None
     plans = [
@@ -131,10 +142,9 @@ def compare(
         title = f"{position}/{len(plans)} {target.name}"
         summaries.append(_simulate(chosen, target, False, quiet or as_json, title))
         directories.append(target)
+    _report(directory, directories, show=not as_json)
     if as_json:
         console.print_json(json.dumps(summaries))
-        return
-    _report(directory, directories)
 
 
 @app.command()
@@ -188,14 +198,22 @@ def _simulate(chosen: Config, out: Path, resumed: bool, quiet: bool, title: str)
     return result.summary
 
 
-def _report(directory: Path, runs: list[Path]) -> None:
+def _report(directory: Path, runs: list[Path], show: bool = True) -> None:
     from metis.report.page import write_report
     from metis.report.runs import read_run
     from metis.report.table import summary_table
 
     read = [read_run(run) for run in runs]
-    console.print(summary_table(read))
-    console.print(f"report: {write_report(directory, read)}", highlight=False)
+    if show:
+        console.print(summary_table(read))
+    path = write_report(directory, read)
+    if show:
+        _tell(f"report: {path}")
+
+
+def _tell(line: str) -> None:
+    """Print a line with a path in it: never broken, so that it can be copied or piped."""
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 def _runs_below(directory: Path) -> list[Path]:
@@ -287,7 +305,7 @@ def data_prepare(
 
     with _download_progress() as on_progress:
         path = prepare(name, from_, on_progress=on_progress)
-    console.print(f"ready: {path}", highlight=False)
+    _tell(f"ready: {path}")
     unchecked = [file.name for file in find(name).files if file.checksum is None]
     if unchecked and from_ is None:
         console.print(f"[yellow]no published checksum to verify:[/] {', '.join(unchecked)}")
@@ -316,8 +334,11 @@ def data_show(
     if division.unplaced:
         console.print(f"{division.unplaced} examples could not be placed and are held by nobody")
     if plot is not None:
-        picture.plot(counts, names, plot, note)
-        console.print(f"picture: {plot}", highlight=False)
+        try:
+            picture.plot(counts, names, plot, note)
+        except OSError as error:
+            raise RunError(f"cannot write {plot}: {error.strerror}") from None
+        _tell(f"picture: {plot}")
 
 
 @contextlib.contextmanager

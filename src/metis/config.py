@@ -205,7 +205,7 @@ class Output:
 class Config:
     policy: str = key("async-dvw-adaptive", "one of `metis policies`")
     learners: int = key(10, "how many take part", low=1)
-    seed: int = key(paper.SEED, "same seed, same bytes", low=0)
+    seed: int = key(paper.SEED, "same seed, same bytes", low=0, high=2**63 - 1)
     device: str = key("cpu", "where to compute", choices=("cpu", "cuda"))
     threads: int | None = key(
         None, "of torch; part of what makes bytes equal; default: 1 for small models", low=1
@@ -248,10 +248,19 @@ class Config:
             raise ConfigError(
                 f"{len(self.groups)} groups for {self.learners} learners: each needs at least one"
             )
-        for incident in self.incidents:
-            if incident.learner not in self.learner_names():
+        self.group_sizes()
+        for name in ("sample", "min_learners"):
+            if (getattr(self.recipe, name) or 0) > self.learners:
                 raise ConfigError(
-                    "incidents: " + unknown("learner", incident.learner, self.learner_names())
+                    f"recipe.{name} = {getattr(self.recipe, name)}: "
+                    f"there are only {self.learners} learners"
+                )
+        names = set(self.learner_names()) if self.incidents else set()
+        for position, incident in enumerate(self.incidents):
+            if incident.learner not in names:
+                raise ConfigError(
+                    f"incidents[{position}].learner: there is no {incident.learner!r}; "
+                    f"learners are called {min(names)} to {max(names)}"
                 )
 
     def learner_names(self) -> list[str]:
@@ -265,7 +274,8 @@ class Config:
         open_groups = [name for name, g in self.groups.items() if g.learners is None]
         if rest < len(open_groups):
             raise ConfigError(
-                f"groups: {rest} of {self.learners} learners are left for {', '.join(open_groups)}"
+                f"groups: of {self.learners} learners {max(rest, 0)} are left for "
+                f"{', '.join(open_groups)}; each needs at least one"
             )
         sizes = {}
         for name, group in self.groups.items():
@@ -285,7 +295,7 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values
             raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:  # not TOML, or not even text
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         name, sep, text = override.partition("=")

@@ -53,21 +53,19 @@ def insert(raw: dict[str, Any], name: str, value: Any) -> None:
 
 
 def merge(raw: dict[str, Any], name: str, value: Any) -> None:
-    """Set a key to a value, a dataclass, or a table whose keys are merged into those there."""
+    """Set a key to a value or to dataclasses; a mapping's keys are merged into those there."""
     if isinstance(value, Mapping) and isinstance(raw.get(name), dict):
         for inner, item in value.items():
             merge(raw[name], inner, item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        raw[name] = as_dict(value)
     else:
-        raw[name] = value
+        raw[name] = _plain(value)
 
 
 def scalar(text: str) -> Any:
     """Return what a command-line value means: TOML if it is that, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text  # --set data.name=digits: quotes would only be in the way
 
 
@@ -107,7 +105,12 @@ def _value(value: Any, hint: Any, path: str) -> Any:
         return tuple(_value(v, arguments[0], f"{path}[{i}]") for i, v in enumerate(value))
     if not _fits(value, hint):
         raise ConfigError(f"{path}: expected {_name(hint)}, got {_show(value)}")
-    return float(value) if hint is float else value
+    if hint is float:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{path}: the number is too large") from None
+    return value
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -127,18 +130,20 @@ def _check(value: Any, limits: Mapping[str, Any], path: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    finite = isinstance(value, int) or math.isfinite(value)
     if (
-        not math.isfinite(value)
+        not finite
         or (low is not None and value < low)
         or (high is not None and value > high)
         or (above is not None and value <= above)
     ):
         bounds = [
+            "" if finite else "a finite number",
             f"at least {low:g}" if low is not None else "",
             f"more than {above:g}" if above is not None else "",
             f"at most {high:g}" if high is not None else "",
         ]
-        allowed = " and ".join(b for b in bounds if b) or "a finite number"
+        allowed = " and ".join(b for b in bounds if b)
         raise ConfigError(f"{path} = {value}: must be {allowed}")
 
 
@@ -155,8 +160,14 @@ def _name(hint: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-    kind = kinds.get(type(value), "a table" if isinstance(value, Mapping) else "a list")
+    kinds: dict[type, str] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+    }
+    kind = "a table" if isinstance(value, Mapping) else kinds.get(type(value), "something else")
     return f"{value!r} ({kind})"
 
 
@@ -173,11 +184,11 @@ def as_dict(config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return as_dict(value)
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     return value
 
@@ -225,14 +236,15 @@ def _doc(f: Any) -> str:
 
 def _toml_key(name: str) -> str:
     plain = name.replace("-", "").replace("_", "").isalnum() and name.isascii()
-    return name if plain else json.dumps(name)
+    return name if plain else _toml(name)
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        # TOML forbids one character in plain sight that JSON allows.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):

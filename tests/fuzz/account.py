@@ -170,7 +170,7 @@ class Account:
             self._settle_once(number)
             self._expect_refusal(learner, number, None)
             return
-        if update.seconds > 0:
+        if 0 < update.seconds < math.inf:
             self.step_seconds[learner] = update.seconds / update.num_steps
         entry = Entry(update, task)
         self.queue.append(entry)
@@ -224,17 +224,17 @@ class Account:
         self.settled.add(number)
 
     def _check_evaluate(self, command: Evaluate, number: int, judge: LearnerId, e: Entry) -> None:
-        assert (command.evaluation, command.judge) == (number, judge)
-        assert (command.learner, command.task) == (e.update.learner, e.update.task)
-        assert command.weights is e.update.weights
-        assert judge in self.members
-        assert judge != e.update.learner
+        found = (command.evaluation, command.judge, command.learner, command.task)
+        right = (number, judge, e.update.learner, e.update.task)
+        assert found == right, f"evaluation {found}, not {right}"
+        assert command.weights is e.update.weights, "a judge is sent another model"
+        assert judge in self.members - {e.update.learner}, f"{judge} cannot judge this"
 
     def _expect_refusal(self, learner: LearnerId, number: int, reason: str | None) -> None:
         refusal = self._take(Refuse)
-        assert (refusal.learner, refusal.task) == (learner, number)
-        assert refusal.reason
-        assert reason in (None, refusal.reason)
+        assert (refusal.learner, refusal.task) == (learner, number), f"not due: {refusal}"
+        assert refusal.reason, "a refusal says why"
+        assert reason in (None, refusal.reason), f"{reason!r} was the reason, not {refusal}"
         if not self.pacing.rounds and learner not in self._busy():
             self.roster.discard(learner)
 
@@ -311,26 +311,28 @@ class Account:
         self.roster = set(names) if self.pacing.rounds else self.roster | set(names)
         for task in group:
             self.num_tasks += 1
-            assert task.number == self.num_tasks
-            assert task.start is self.current
-            assert task.committed_steps == self.num_steps
-            assert task.max_steps == self._budget(task.learner, names)
+            found = (task.number, task.start.version, task.committed_steps, task.max_steps)
+            budget = self._budget(task.learner, names)
+            right = (self.num_tasks, self.current.version, self.num_steps, budget)
+            assert found == right, f"task {found}, not {right}"
+            assert task.start is self.current, "everybody starts from the published model itself"
             self.open[task.number] = task
 
     def _check_publish(self, command: Publish) -> None:
         before = self.current
         self.current = command.snapshot
-        assert self.current.version == before.version + 1
-        assert command.folds == tuple(self.pending), "a version lists the folds since the last one"
-        assert command.committed_steps == self.num_steps
+        assert self.current.version == before.version + 1, "versions count by one"
+        assert command.folds == tuple(self.pending), f"{command.folds}, not {self.pending}"
+        assert command.committed_steps == self.num_steps, f"{self.num_steps} steps were folded"
         self.pending = []
         right = self.community.model(before.weights.tolist())
         found = command.snapshot.weights
         if isinstance(self.community, SlowRound):
             # Summed in sorted order here too: equal to the bit, so no order of arrival matters.
-            assert found.tobytes() == np.array(right, np.float32).tobytes()
+            equal = found.tobytes() == np.array(right, np.float32).tobytes()
         else:
-            assert relative_error(found.tolist(), right) <= 1e-6
+            equal = relative_error(found.tolist(), right) <= 1e-6
+        assert equal, f"version {self.current.version} is {found.tolist()}, not {right}"
 
     def _budget(self, learner: LearnerId, roster: Sequence[LearnerId]) -> int | None:
         if self.pacing.epochs_of_slowest is None:

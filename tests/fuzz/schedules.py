@@ -101,7 +101,7 @@ class Schedule:
             base_version=task.start.version,
             num_examples=rng.randint(1, 50),
             num_steps=rng.randint(1, 9),
-            seconds=rng.choice((0.0, 0.5, 1.0, 7.0)),
+            seconds=rng.choice((0.0, 0.5, 1.0, 7.0, math.inf)),
             counts=rng.choice(ODD_COUNTS if rng.random() < 0.03 else COUNTS),
         )
         if rng.random() < 0.08:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 Values: TypeAlias = Sequence[float]
 
 
@@ -131,8 +133,9 @@ class SlowMomentum:
         average = self.round.model(current)
         if average is current:
             return current
-        # The controller hands its average on as float32; errors of 1e-7 are within tolerance.
-        self.steps.append([a - c for a, c in zip(average, current, strict=True)])
+        # A community's model is float32, also the average that is only half of the way to one.
+        rounded = np.array(average, np.float32).tolist()
+        self.steps.append([a - c for a, c in zip(rounded, current, strict=True)])
         ages = range(len(self.steps) - 1, -1, -1)
         return [
             here

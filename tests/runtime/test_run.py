@@ -230,3 +230,13 @@ def test_a_regression_runs_by_every_kind_of_policy() -> None:
         assert result.summary["final_accuracy"] is None
         assert result.summary["best_score"] > 0.2
         assert np.isfinite(result.weights).all()
+
+
+def test_a_run_is_not_resumed_with_another_model(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run(small("sync-fedavg"), tmp_path / "cut", listeners=(StopAfter(30),))
+    path = tmp_path / "cut" / "config.toml"
+    path.write_text(path.read_text().replace('name = "linear"', 'name = "mlp"'))
+
+    with pytest.raises(RunError, match="pass the same model and data"):
+        resume(tmp_path / "cut")

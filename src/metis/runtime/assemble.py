@@ -63,7 +63,7 @@ def assemble(
     """
     dataset = data if data is not None else dataset_of(config)
     division = divide(config, dataset)
-    config = resolve(config, dataset)
+    config = resolve(config, dataset, own_model=model is not None)
     chosen = recipe_of(config)
     names = [LearnerId(name) for name in config.learner_names()]
     groups = dict(zip(names, learner_groups(config), strict=True))
@@ -136,7 +136,7 @@ def assemble(
     return Federation(config, plan, controller, learners, layout, header)
 
 
-def resolve(config: Config, dataset: Dataset) -> Config:
+def resolve(config: Config, dataset: Dataset, own_model: bool = False) -> Config:
     """Fill in every key left open, from the data source, the policy and the paper."""
     advice, regression = dataset.advice, dataset.num_classes == 0
     chosen = recipe_of(config)
@@ -161,6 +161,9 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     sample = config.recipe.sample
     if sample is not None and sample > config.learners:
         raise ConfigError(f"recipe.sample = {sample}: there are only {config.learners} learners")
+    if own_model or config.model.name not in (None, advice.model):
+        # Which weights decay, and how much, was advised for another network.
+        advice = replace(advice, weight_decay=0.0, weight_decay_on=())
     train = config.train
     train = replace(
         train,

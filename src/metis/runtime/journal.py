@@ -7,6 +7,7 @@ the same in every run of one config and seed. docs/journal.md lists the kinds of
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ Record: TypeAlias = dict[str, Any]
 Listener: TypeAlias = Callable[[Record], None]
 
 _FLUSH_SECONDS = 1.0
+_AS_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
@@ -67,10 +69,13 @@ class Journal:
         wall = round(self.wall_seconds, 3)
         record: Record = {"kind": kind, "at": at, **fields, "wall_seconds": wall}
         if self._file is not None:
-            self._file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-            if wall - self._flushed > _FLUSH_SECONDS:
-                self._file.flush()
-                self._flushed = wall
+            try:
+                self._file.write(_AS_JSON(record).encode() + b"\n")
+                if wall - self._flushed > _FLUSH_SECONDS:
+                    self._file.flush()
+                    self._flushed = wall
+            except OSError as error:
+                raise RunError(f"cannot write {self._file.name}: {error.strerror}") from None
         for listener in self._listeners:
             listener(record)
 
@@ -79,20 +84,29 @@ class Journal:
         if self._file is None:
             return 0, self.wall_seconds
         self._file.flush()
+        os.fsync(self._file.fileno())  # a checkpoint must not outlive the records it counts on
         return self._file.tell(), self.wall_seconds
 
     def rewind(self, position: tuple[int, float]) -> None:
         """Cut the file back to a remembered position, and count seconds on from there."""
         num_bytes, wall_seconds = position
         if self._file is not None:
+            if self._file.seek(0, os.SEEK_END) < num_bytes:
+                raise JournalError(
+                    f"{self._file.name} is shorter than the {num_bytes} bytes its checkpoint "
+                    "knows of; records are lost, so the run must start anew"
+                )
             self._file.truncate(num_bytes)
             self._file.seek(num_bytes)
         self._started = time.monotonic() - wall_seconds
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError as error:
+                raise RunError(f"cannot write {file.name}: {error.strerror}") from None
 
 
 def read_journal(path: Path) -> Iterator[Record]:
@@ -153,6 +167,13 @@ def record_event(record: Record, weights: Callable[[int], Vector]) -> Event | No
 
     `weights` returns the stored model of an update by its task number.
     """
+    try:
+        return _event(record, weights)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise JournalError(f"{record['kind']!r} record is damaged: {error!r}") from None
+
+
+def _event(record: Record, weights: Callable[[int], Vector]) -> Event | None:
     match record["kind"]:
         case "join":
             return Joined(

@@ -130,6 +130,13 @@ def resume(
     if (directory / SUMMARY).exists():
         raise RunError(f"the run in {directory} is finished; see {directory / SUMMARY}")
     federation = assemble(load(directory / CONFIG), model, data)
+    began = next(read_journal(directory / JOURNAL), federation.header)
+    for what in ("dataset", "layout", "initial"):
+        if began[what] != federation.header[what]:
+            raise RunError(
+                f"{directory} was begun with {what} {began[what]}, this is "
+                f"{federation.header[what]}; pass the same model and data as then"
+            )
     return _Session(federation, directory, listeners).run(resumed=True)
 
 

@@ -54,7 +54,7 @@ def read_packed(path: Path, classes: Iterable[type]) -> Any:
         raise JournalError(f"{path}: not a readable checkpoint: {error}") from None
     try:
         return _Unpacker(nodes, arrays, {cls.__name__: cls for cls in classes}).unpack(root)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise JournalError(f"{path}: not a checkpoint of this version: {error!r}") from None
 
 

@@ -1,0 +1,257 @@
+"""The shape of the code: imports point up only, one place has the clock, nothing grows too big."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "metis"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+#: Which parts of Metis each part may know of when it is imported, itself not named.
+MAY_KNOW = {
+    "core": set[str](),
+    "codecs": {"core"},
+    "data": {"core"},
+    "zoo": {"core"},
+    "learn": {"core", "data"},
+    "store": {"core"},
+    "runtime": {"core", "codecs", "data", "zoo", "learn", "store", "config", "paper"},
+    "report": {"core", "runtime.journal"},
+    "tables": {"core"},
+    "paper": set[str](),
+    "config": {"core", "tables", "paper"},
+    "cli": {"core", "config"},
+    "__init__": {"core", "data"},
+}
+
+#: Which packages of others each part may import, and in brackets those it may import only inside
+#: a function, so that Metis starts without them.
+MAY_USE = {
+    "core": {"numpy"},
+    "codecs": {"numpy"},
+    "data": {"numpy", "(sklearn)"},
+    "zoo": {"numpy", "torch"},
+    "learn": {"numpy", "torch", "safetensors"},
+    "store": {"numpy", "safetensors"},
+    "runtime": {"numpy", "(torch)"},
+    "report": {"numpy", "rich", "(matplotlib)"},
+    "tables": set[str](),
+    "paper": set[str](),
+    "config": set[str](),
+    "cli": {"rich", "typer"},
+    "__init__": set[str](),
+}
+
+#: Single files that may do what their part may not.
+EXCEPTIONS = {
+    ("core/kernels.py", "numba"),  # optional: the fused loop
+    ("data/picture.py", "rich"),
+    ("data/picture.py", "matplotlib"),
+    ("runtime/run.py", "metis.report.summary"),
+}
+
+CLOCKS = {"time", "datetime", "sched", "timeit"}
+UNSAFE = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+BAD_NAMES = re.compile("manager|handler|helper|util|factory|wrapper|client", re.IGNORECASE)
+MAX_CLASS_LINES = 350
+MAX_FILE_LINES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module, and whether that happens when the file itself is imported."""
+
+    file: Path
+    line: int
+    module: str
+    inside_function: bool
+
+    @property
+    def where(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def name_in_metis(self) -> str:
+        return str(self.file.relative_to(SOURCE))
+
+
+def part_of(file: Path) -> str:
+    """Return the folder below metis, or the name of a file that lies in metis itself."""
+    return file.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imports_of(file: Path) -> list[Import]:
+    """Return what a file imports; what only a type checker sees is left out."""
+    return list(_imports(file, ast.parse(file.read_text()), inside_function=False))
+
+
+def _imports(file: Path, node: ast.AST, inside_function: bool) -> Iterator[Import]:
+    match node:
+        case ast.Import(names=names):
+            for name in names:
+                yield Import(file, node.lineno, name.name, inside_function)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            assert level == 0, f"{file}:{node.lineno}: imports are absolute here"
+            # `from metis import paper` imports metis.paper, not (only) metis.
+            for name in names if module == "metis" else ():
+                yield Import(file, node.lineno, f"metis.{name.name}", inside_function)
+            if module != "metis":
+                yield Import(file, node.lineno, str(module), inside_function)
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
+    inside_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(file, child, inside_function)
+
+
+IMPORTS = [found for file in FILES for found in imports_of(file)]
+
+
+def breaches_of_others(found: Import) -> bool:
+    """Whether an import of somebody else's package is one too many."""
+    package = found.module.partition(".")[0]
+    if package in sys.stdlib_module_names or package == "metis":
+        return False
+    allowed = MAY_USE[part_of(found.file)]
+    if package in allowed or (found.inside_function and f"({package})" in allowed):
+        return False
+    return (found.name_in_metis, package) not in EXCEPTIONS
+
+
+def breaches_of_ours(found: Import) -> bool:
+    """Whether an import inside Metis points the wrong way."""
+    package, _, inner = found.module.partition(".")
+    if package != "metis":
+        return False
+    own = part_of(found.file)
+    if inner.partition(".")[0] == own or (found.name_in_metis, found.module) in EXCEPTIONS:
+        return False
+    if found.inside_function and own in ("runtime", "cli", "__init__"):
+        return False  # shells and verbs fetch what they start when they start it
+    return not any(inner == known or inner.startswith(f"{known}.") for known in MAY_KNOW[own])
+
+
+def test_every_part_is_known_to_this_test() -> None:
+    assert {part_of(file) for file in FILES} <= set(MAY_KNOW) == set(MAY_USE)
+    assert len(IMPORTS) > 200
+
+
+def test_imports_inside_metis_point_up_only() -> None:
+    assert [f"{i.where}: {i.module}" for i in IMPORTS if breaches_of_ours(i)] == []
+
+
+def test_each_part_uses_only_the_packages_it_may() -> None:
+    assert [f"{i.where}: {i.module}" for i in IMPORTS if breaches_of_others(i)] == []
+
+
+def test_torch_is_imported_by_learn_and_zoo_alone() -> None:
+    users = [i for i in IMPORTS if i.module.partition(".")[0] == "torch"]
+    assert {part_of(i.file) for i in users if not i.inside_function} == {"learn", "zoo"}
+
+
+def test_exceptions_are_all_still_needed() -> None:
+    used = {(i.name_in_metis, i.module) for i in IMPORTS}
+    used |= {(file, module.partition(".")[0]) for file, module in used}
+    assert used >= EXCEPTIONS
+
+
+def test_a_clock_is_read_in_runtime_and_the_live_view_alone() -> None:
+    readers = {i.name_in_metis for i in IMPORTS if i.module.partition(".")[0] in CLOCKS}
+    strangers = {name for name in readers if not name.startswith("runtime/")}
+    assert strangers <= {"report/live.py"}
+
+
+def test_nothing_that_is_read_can_run_code() -> None:
+    unsafe = [i.where for i in IMPORTS if i.module.partition(".")[0] in UNSAFE]
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" | "__import__")):
+                    unsafe.append(f"{file}:{node.lineno}")
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load")):
+                    unsafe.append(f"{file}:{node.lineno}")
+                case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
+                    unsafe.append(f"{file}:{node.lineno}")
+    assert unsafe == []
+
+
+def test_names_say_what_a_thing_is() -> None:
+    found = [str(file.relative_to(ROOT)) for file in FILES if BAD_NAMES.search(file.stem)]
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and BAD_NAMES.search(node.name):
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert found == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_no_file_and_no_class_grows_too_big(file: Path) -> None:
+    text = file.read_text()
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert num_lines <= MAX_CLASS_LINES, f"{node.name} has {num_lines} lines"
+
+
+def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:
+    found = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base) for base in node.bases}
+                found += [
+                    f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}({base})"
+                    for base in bases - {"Protocol", "nn.Module"}
+                    if not base.endswith(("Error", "Exception"))
+                ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "missing", ["torch", "sklearn", "matplotlib", "numba"], ids="without {}".format
+)
+def test_a_controller_starts_without_what_only_learners_need(missing: str) -> None:
+    script = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "import metis.core.controller, metis.core.recipes, metis.runtime.compose\n"
+        "import metis.runtime.replay, metis.runtime.simulate, metis.runtime.journal\n"
+        "import metis.store.pack, metis.store.weights, metis.codecs.dense, metis.data.sources\n"
+        "import metis.report.page, metis.config, metis.cli, metis\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
+
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_a_breach_would_be_found() -> None:
+    def breaches(file: str, text: str) -> list[str]:
+        found = list(_imports(SOURCE / file, ast.parse(text), inside_function=False))
+        return [i.module for i in found if breaches_of_ours(i) or breaches_of_others(i)]
+
+    assert breaches("core/types.py", "import torch") == ["torch"]
+    assert breaches("core/types.py", "from metis.runtime import run") == ["metis.runtime"]
+    assert breaches("core/types.py", "def f():\n    import rich.table") == ["rich.table"]
+    assert breaches("store/pack.py", "from metis.data.dataset import Dataset") == [
+        "metis.data.dataset"
+    ]
+    assert breaches("runtime/run.py", "from torch import nn") == ["torch"]
+    assert breaches("runtime/run.py", "def f():\n    from torch import nn") == []
+    assert breaches("runtime/run.py", "if TYPE_CHECKING:\n    from torch import nn") == []
+    assert breaches("report/page.py", "from metis.runtime.journalist import x") == [
+        "metis.runtime.journalist"
+    ]
+    assert breaches("data/npz.py", "from metis import cli") == ["metis.cli"]
