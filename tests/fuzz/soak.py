@@ -52,7 +52,7 @@ def _report(num_schedules: int, rows: list[str]) -> str:
             "checked after every event is listed in [soak.md](../soak.md); every "
             f"{REPLAY_EVERY}th schedule is",
             "also replayed into a fresh controller. No schedule failed: the report is only written",
-            "when all have passed.",
+            "when all have passed. Seconds are wall time. For faults found on the way see soak.md.",
             "",
             "| combination | schedules | events | folds | versions | replayed events | seconds |",
             "|---|--:|--:|--:|--:|--:|--:|",
