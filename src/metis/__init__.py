@@ -1,9 +1,9 @@
 """Metis: federated learning for learners that differ in data and speed.
 
-    import metis
+import metis
 
-    result = metis.simulate(policy="async-dvw-adaptive", learners=10, horizon={"seconds": 120})
-    print(result.final_accuracy)
+result = metis.simulate(policy="async-dvw-adaptive", learners=10, horizon={"seconds": 120})
+print(result.final_accuracy)
 """
 
 from __future__ import annotations

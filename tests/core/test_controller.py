@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metis.core.community import Buffer, CachedAverage, Mixing
-from metis.core.controller import Controller
+from metis.core.controller import Controller, fits
 from metis.core.events import (
     Arrived,
     Command,
@@ -22,7 +22,7 @@ from metis.core.events import (
     Train,
 )
 from metis.core.pacing import Async, Buffered, SemiSync, Sync
-from metis.core.types import ClassCounts, LearnerId, Snapshot, Update
+from metis.core.types import ClassCounts, ErrorSums, LearnerId, Snapshot, Update
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal
 from tests.core.federation import (
     answer,
@@ -961,3 +961,23 @@ def test_events_about_nothing_known_change_nothing() -> None:
     ]
 
     assert [controller.handle(event) for event in events] == [[]] * 5
+
+
+def test_an_odd_first_judge_cannot_shut_the_others_out() -> None:
+    controller = federation(
+        pacing=Async(), weighting=ByValidation(), community=CachedAverage(), members="abc"
+    )
+    controller.num_classes = 2
+    commands = arrive(controller, "a")
+    first, second = [c.evaluation for c in commands if isinstance(c, Evaluate)]
+
+    controller.handle(Scored(first, ErrorSums(1, 0.0, 0.0, 0.0, 0.0)))
+    commands = controller.handle(Scored(second, ClassCounts(np.array([[1, 1], [0, 2]]))))
+
+    (fold,) = next(c for c in commands if isinstance(c, Publish)).folds
+    assert fold.missing == ("b",)
+    assert fold.weight == 0.75
+
+
+def test_negative_counts_are_not_taken() -> None:
+    assert not fits(ClassCounts(np.array([[1, -1], [0, 2]])), 2, [])

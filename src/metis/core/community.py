@@ -30,7 +30,10 @@ class Community(Protocol):
         ...
 
     def drop(self, learner: LearnerId) -> bool:
-        """Take a learner's contribution out; False if there is no record of it to take out."""
+        """Take a learner's contribution out; False if there is no record of it to take out.
+
+        Nothing of it is left, not even rounding.
+        """
         ...
 
     def model(self, current: Vector) -> Vector:
@@ -85,8 +88,8 @@ class CachedAverage:
     costs O(M) however many learners there are. A fold only notes the change and `model` makes it:
     with one fold per version W is then read and written once, together with the output.
 
-    W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds both
-    are summed anew, at O(N M), and the drift found is reported. When the last contribution goes,
+    W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds, and
+    when a learner is dropped, both are summed anew, at O(N M), and the drift is reported. When the last contribution goes,
     W and P are exactly zero.
     """
 
@@ -115,6 +118,9 @@ class CachedAverage:
         if learner not in self.latest:
             return False
         self._replace(learner, None, 0.0)
+        if self.latest:
+            # O(N M), but rare, and exact: a subtraction leaves the rounding of what it takes out.
+            self._repair()
         return True
 
     def model(self, current: Vector) -> Vector:

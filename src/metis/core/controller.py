@@ -71,6 +71,7 @@ class Controller:
     pacing: Pacing
     current: Snapshot
     min_learners: int = 1
+    num_classes: int | None = None  # that judges count; 0: a regression; None: the first one says
 
     committed_steps: int = 0  # S_c: mini-batches in all folds so far
     started: bool = False
@@ -241,7 +242,7 @@ class Controller:
     def _pool(self, ticket: Ticket, judge: LearnerId, counts: Counts | None) -> None:
         if counts is None:
             return
-        if fits(counts, ticket.answers.values()):
+        if fits(counts, self.num_classes, ticket.answers.values()):
             ticket.answers[judge] = counts
         else:
             ticket.missing.append(judge)
@@ -352,12 +353,18 @@ class Controller:
             del self.tasks[number]
 
 
-def fits(counts: Counts, others: Iterable[Counts]) -> bool:
-    """Whether a judge's counts can be scored, and pooled with those that came before."""
-    if isinstance(counts, ClassCounts):
-        shape = counts.matrix.shape
-        square = len(shape) == 2 and shape[0] == shape[1]
-        return square and all(
-            isinstance(other, ClassCounts) and other.matrix.shape == shape for other in others
-        )
-    return all(type(other) is type(counts) for other in others)
+def fits(counts: Counts, num_classes: int | None, others: Iterable[Counts]) -> bool:
+    """Whether a judge's counts are what this federation counts, and can be pooled with others."""
+    if num_classes is not None and isinstance(counts, ClassCounts) != (num_classes > 0):
+        return False
+    if not isinstance(counts, ClassCounts):
+        return all(type(other) is type(counts) for other in others)
+    shape = counts.matrix.shape
+    square = len(shape) == 2 and shape[0] == shape[1]
+    expected = shape[:1] if num_classes is None else (num_classes,)
+    return (
+        square
+        and shape[:1] == expected
+        and bool((counts.matrix >= 0).all())
+        and all(isinstance(other, ClassCounts) and other.matrix.shape == shape for other in others)
+    )

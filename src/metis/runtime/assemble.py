@@ -88,7 +88,7 @@ def assemble(
         small = layout.size < SMALL_MODEL
         config = replace(config, threads=1 if small else os.cpu_count() or 1)
     profiles = {profile.learner: profile for profile in learners.profiles()}
-    controller = controller_of(config, start)
+    controller = controller_of(config, start, dataset.num_classes)
     codec = Dense(layout.digest)
     assert config.train.batch_size is not None
     plan = Plan(

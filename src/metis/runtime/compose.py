@@ -29,8 +29,11 @@ def recipe_of(config: Config) -> Recipe:
     return recipe(config.policy, settings)
 
 
-def controller_of(config: Config, start: Snapshot) -> Controller:
-    """Return a fresh controller that holds version 0 and waits for its learners."""
+def controller_of(config: Config, start: Snapshot, num_classes: int) -> Controller:
+    """Return a fresh controller that holds version 0 and waits for its learners.
+
+    `num_classes` is what judges count; 0 for a regression.
+    """
     chosen = recipe_of(config)
     late = {incident.learner for incident in config.incidents if incident.kind == "join"}
     return Controller(
@@ -39,4 +42,5 @@ def controller_of(config: Config, start: Snapshot) -> Controller:
         pacing=chosen.pacing,
         current=start,
         min_learners=config.recipe.min_learners or max(1, config.learners - len(late)),
+        num_classes=num_classes,
     )

@@ -40,7 +40,7 @@ def replay(directory: Path, on_version: Callable[[int], None] = lambda version: 
     layout = _layout(header)
     start = Snapshot(0, read_safetensors(directory / INITIAL, layout))
     _compare("version 0", digest(start.weights), header["initial"])
-    controller = controller_of(config, start)
+    controller = controller_of(config, start, header["num_classes"])
 
     def weights(task: int) -> Vector:
         return read_safetensors(update_path(directory, task), layout)
