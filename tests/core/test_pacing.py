@@ -9,7 +9,7 @@ from metis.core.pacing import (
     SemiSync,
     Sync,
     choose,
-    step_budget,
+    step_budgets,
     vacancies,
 )
 from metis.core.types import LearnerId
@@ -100,41 +100,43 @@ def test_the_slowest_learner_does_lambda_epochs_and_the_others_as_many_steps_as_
     fast, slow = profile("a", steps_per_epoch=10), profile("b", steps_per_epoch=4)
     seconds = {A: 0.5, B: 5.0}  # epochs of 5 s and 20 s
 
-    assert step_budget(1.0, slow, [fast, slow], seconds) == 4
-    assert step_budget(1.0, fast, [fast, slow], seconds) == 40
-    assert step_budget(2.0, fast, [fast, slow], seconds) == 80
-    assert step_budget(0.5, slow, [fast, slow], seconds) == 2
+    assert step_budgets(1.0, [fast, slow], seconds)[slow.learner] == 4
+    assert step_budgets(1.0, [fast, slow], seconds)[fast.learner] == 40
+    assert step_budgets(2.0, [fast, slow], seconds)[fast.learner] == 80
+    assert step_budgets(0.5, [fast, slow], seconds)[slow.learner] == 2
 
 
 def test_the_slowest_epoch_is_of_the_largest_product_not_of_the_slowest_step() -> None:
     many, few = profile("a", steps_per_epoch=100), profile("b", steps_per_epoch=2)
 
-    assert step_budget(1.0, few, [many, few], {A: 1.0, B: 10.0}) == 10
+    assert step_budgets(1.0, [many, few], {A: 1.0, B: 10.0})[few.learner] == 10
 
 
 def test_only_the_round_s_own_roster_sets_the_pace() -> None:
     fast = profile("a", steps_per_epoch=10)
 
-    assert step_budget(1.0, fast, [fast], {A: 0.5, B: 500.0}) == 10
+    assert step_budgets(1.0, [fast], {A: 0.5, B: 500.0})[fast.learner] == 10
 
 
 def test_a_learner_never_measured_does_one_epoch() -> None:
     fast, new = profile("a", steps_per_epoch=10), profile("c", steps_per_epoch=7)
 
-    assert step_budget(3.0, new, [fast, new], {A: 0.5}) == 7
+    assert step_budgets(3.0, [fast, new], {A: 0.5})[new.learner] == 7
 
 
 def test_a_step_begun_is_a_step_done_but_rounding_adds_none() -> None:
     fast, slow = profile("a", steps_per_epoch=1), profile("b", steps_per_epoch=1)
 
-    assert step_budget(1.0, fast, [fast, slow], {A: 0.3, B: 1.0}) == 4  # 3.33 steps
+    assert step_budgets(1.0, [fast, slow], {A: 0.3, B: 1.0})[fast.learner] == 4  # 3.33 steps
     assert (
-        step_budget(1.0, fast, [fast, slow], {A: 0.1, B: 0.3}) == 3
+        step_budgets(1.0, [fast, slow], {A: 0.1, B: 0.3})[fast.learner] == 3
     )  # 0.3/0.1 is 2.9999999999999996
-    assert step_budget(3.0, fast, [fast, slow], {A: 0.1, B: 0.1}) == 3  # and 0.3/0.1 the other way
+    assert (
+        step_budgets(3.0, [fast, slow], {A: 0.1, B: 0.1})[fast.learner] == 3
+    )  # and 0.3/0.1 the other way
 
 
 def test_everybody_does_at_least_one_step() -> None:
     only = profile("a", steps_per_epoch=2)
 
-    assert step_budget(0.001, only, [only], {A: 1.0}) == 1
+    assert step_budgets(0.001, [only], {A: 1.0})[only.learner] == 1

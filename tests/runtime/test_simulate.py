@@ -325,3 +325,30 @@ def test_a_run_ends_when_nobody_is_left() -> None:
 
     assert records[-1]["reason"] == "nobody is left to do anything"
     assert records[-1]["at"] == 5.0
+
+
+def test_a_restarted_learner_that_works_again_keeps_its_lease() -> None:
+    incidents = [Incident(5.0, "b", "crash"), Incident(20.0, "b", "restart")]
+    simulation, records = federation(
+        {"a": 1.0, "b": 5.0},
+        pacing=Async(),
+        incidents=incidents,
+        lease_seconds=60.0,
+        max_seconds=80.0,
+    )
+
+    run(simulation)
+
+    assert not times(records, "task-expired")
+    assert ["b"] in folders(records)
+
+
+def test_one_learner_that_always_fails_does_not_end_an_asynchronous_federation() -> None:
+    simulation, records = federation(
+        {"a": 1.0, "b": 100.0}, pacing=Async(), broken=frozenset("a"), max_versions=1
+    )
+
+    run(simulation)
+
+    assert folders(records) == [["b"]]
+    assert len(times(records, "refuse")) > 30

@@ -89,8 +89,8 @@ class CachedAverage:
     with one fold per version W is then read and written once, together with the output.
 
     W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds, and
-    when a learner is dropped, both are summed anew, at O(N M), and the drift is reported. When the last contribution goes,
-    W and P are exactly zero.
+    when a learner is dropped, both are summed anew, at O(N M), and the drift is reported. When the
+    last contribution goes, W and P are exactly zero.
     """
 
     repair_every: int = 10_000

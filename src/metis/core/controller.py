@@ -30,7 +30,7 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
-from metis.core.pacing import Pacing, step_budget
+from metis.core.pacing import Pacing, step_budgets
 from metis.core.scores import pool
 from metis.core.types import (
     ClassCounts,
@@ -300,6 +300,8 @@ class Controller:
             if len(self.members) < self.min_learners:
                 return []
             self.started = True
+        if not self.idle:
+            return []
         num_active = len(self.tasks) + len(self.queue)
         group = self.pacing.release(self.idle, num_active, self.next_task)
         if not group:
@@ -307,9 +309,15 @@ class Controller:
         commands: list[Command] = []
         if self.folds and self.pacing.publishes(len(self.folds), num_active):
             commands.append(self._publish())
-        self.roster = set(group) if self.pacing.rounds else self.roster | set(group)
+        if self.pacing.rounds:
+            self.roster = set()
+        self.roster.update(group)  # in place: a copy would cost O(N) for every update
+        limit = self.pacing.epochs_of_slowest
         roster = [self.profiles[learner] for learner in group]
-        commands += [self._train(profile, roster) for profile in roster]
+        budgets = {} if limit is None else step_budgets(limit, roster, self.step_seconds)
+        commands += [self._train(learner, budgets.get(learner)) for learner in group]
+        if not self.idle:
+            self.idle = set()  # a set that was large once stays slow to walk
         return commands
 
     def _publish(self) -> Publish:
@@ -318,21 +326,12 @@ class Controller:
         folds, self.folds = tuple(self.folds), []
         return Publish(self.current, folds, self.committed_steps, self.community.drift)
 
-    def _train(self, profile: Profile, roster: Iterable[Profile]) -> Train:
-        budget = self.pacing.epochs_of_slowest
-        task = Task(
-            number=self.next_task,
-            learner=profile.learner,
-            start=self.current,
-            committed_steps=self.committed_steps,
-            max_steps=None
-            if budget is None
-            else step_budget(budget, profile, roster, self.step_seconds),
-        )
+    def _train(self, learner: LearnerId, max_steps: int | None) -> Train:
+        task = Task(self.next_task, learner, self.current, self.committed_steps, max_steps)
         self.next_task += 1
         self.tasks[task.number] = task
-        self.task_of[profile.learner] = task.number
-        self.idle.discard(profile.learner)
+        self.task_of[learner] = task.number
+        self.idle.discard(learner)
         return Train(task)
 
     # ---- small facts --------------------------------------------------------------------------

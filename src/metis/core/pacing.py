@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class Pacing(Protocol):
 
     @property
     def epochs_of_slowest(self) -> float | None:
-        """Time budget of a task (see `step_budget`); None: the learner's trigger decides."""
+        """Time budget of a task (see `step_budgets`); None: the learner's trigger decides."""
         ...
 
     def publishes(self, num_folds: int, num_active: int) -> bool:
@@ -106,6 +106,8 @@ class Buffered:
 
 def choose(idle: Set[LearnerId], count: int | None, seed: int, draw: int) -> list[LearnerId]:
     """Return `count` of the idle, drawn without replacement, in sorted order; all if None."""
+    if count == 0:
+        return []
     names = sorted(idle)
     if count is None or count >= len(names):
         return names
@@ -118,19 +120,21 @@ def vacancies(sample: int | None, num_active: int) -> int | None:
     return None if sample is None else max(0, sample - num_active)
 
 
-def step_budget(
+def step_budgets(
     epochs_of_slowest: float,
-    profile: Profile,
-    roster: Iterable[Profile],
+    roster: Sequence[Profile],
     step_seconds: Mapping[LearnerId, float],
-) -> int:
-    """Return the mini-batches a learner can do in `epochs_of_slowest` x the slowest epoch.
+) -> dict[LearnerId, int]:
+    """Return the mini-batches each can do in `epochs_of_slowest` x the slowest epoch.
 
     A learner whose speed is not known yet does one epoch, which measures it.
     """
-    own = step_seconds.get(profile.learner, 0.0)
-    if own <= 0.0:
-        return profile.steps_per_epoch
-    slowest_epoch = max(step_seconds.get(p.learner, 0.0) * p.steps_per_epoch for p in roster)
-    # The slack keeps 3.0000000001 steps, which is 3 rounded badly, from becoming 4.
-    return max(1, math.ceil(epochs_of_slowest * slowest_epoch / own - 1e-9))
+    known = {p.learner: step_seconds.get(p.learner, 0.0) for p in roster}
+    seconds = epochs_of_slowest * max(known[p.learner] * p.steps_per_epoch for p in roster)
+    return {
+        # The slack keeps 3.0000000001 steps, which is 3 rounded badly, from becoming 4.
+        p.learner: max(1, math.ceil(seconds / known[p.learner] - 1e-9))
+        if known[p.learner] > 0.0
+        else p.steps_per_epoch
+        for p in roster
+    }

@@ -74,6 +74,7 @@ class LiveView:
         self._title = title
         self._clock = clock
         self._tally = Tally()
+        self._began = False
         self._learners: dict[str, LearnerState] = {}
         self._task_learner: dict[int, str] = {}  # tasks that are not answered
         self._judge: dict[int, str] = {}  # evaluations that are not answered
@@ -99,17 +100,24 @@ class LiveView:
         traceback: TracebackType | None,
     ) -> None:
         live, self._live = self._live, None
+        began = self._began  # a config that is refused has nothing to show
         if live is None:
+            if not began:
+                return
             self._print(f"{self._line()}{self._how_it_ended()}")
             return
         try:
-            live.update(Text(self._row()) if self._title else self._view(closing=True))
+            if not began:
+                live.update(Text(""))
+            else:
+                live.update(Text(self._row()) if self._title else self._view(closing=True))
         finally:
             live.stop()
 
     # ---- listening ----------------------------------------------------------------------------
 
     def __call__(self, record: Record) -> None:
+        self._began = True
         self._tally.add(record)
         self._follow(record)
         now = self._clock()

@@ -158,9 +158,6 @@ def resolve(config: Config, dataset: Dataset, own_model: bool = False) -> Config
         raise ConfigError(
             f"validation.fraction = 0, but {config.policy} needs held-out examples; 0.05 is usual"
         )
-    sample = config.recipe.sample
-    if sample is not None and sample > config.learners:
-        raise ConfigError(f"recipe.sample = {sample}: there are only {config.learners} learners")
     if own_model or config.model.name not in (None, advice.model):
         # Which weights decay, and how much, was advised for another network.
         advice = replace(advice, weight_decay=0.0, weight_decay_on=())
@@ -253,11 +250,6 @@ def _shares(
             num_classes=dataset.num_classes,
             stratified=config.validation.stratified,
         )
-        if len(kept) == 0:
-            raise DataError(
-                f"{name} is left without training data: it holds {len(held)} examples, "
-                f"{len(out)} of them held out for validation; use fewer learners or a milder split"
-            )
         if chosen.adaptive and len(out) == 0:
             raise DataError(
                 f"{name} holds {len(held)} examples, none of which can be held out, but "

@@ -21,6 +21,7 @@ from metis.core.events import (
     EvaluationExpired,
     Event,
     Failed,
+    Fold,
     Joined,
     Left,
     Scored,
@@ -208,6 +209,21 @@ def _event(record: Record, weights: Callable[[int], Vector]) -> Event | None:
         case "evaluation-expired":
             return EvaluationExpired(record["evaluation"])
     return None
+
+
+def fold_record(fold: Fold) -> Record:
+    """Return what the record of a version tells of each of its folds."""
+    return {
+        "learner": fold.learner,
+        "task": fold.task,
+        "weight": fold.weight,
+        "score": fold.score,
+        "num_steps": fold.num_steps,
+        "versions_behind": fold.versions_behind,
+        "steps_behind": fold.steps_behind,
+        "judges": len(fold.judges),
+        "missing": list(fold.missing),
+    }
 
 
 def counts_record(counts: Counts | None) -> Record | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import signal
 import threading
 import time
@@ -22,7 +22,7 @@ from metis.data.dataset import Dataset
 from metis.learn.flat import load_into
 from metis.learn.threads import num_threads
 from metis.report.summary import Tally
-from metis.runtime import simulate
+from metis.runtime import agenda
 from metis.runtime.assemble import Federation, assemble
 from metis.runtime.files import (
     BEST,
@@ -37,13 +37,14 @@ from metis.runtime.files import (
 )
 from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
+from metis.store.atomic import partial, put_in_place
 from metis.store.pack import read_packed, write_packed
 from metis.store.weights import save_safetensors
 
 if TYPE_CHECKING:
     from torch import nn
 
-_MODULES = (community, events, local_run, pacing, server_step, simulate, triggers, types, weighting)
+_MODULES = (agenda, community, events, local_run, pacing, server_step, triggers, types, weighting)
 #: All that a checkpoint may hold; nothing else is ever made from one.
 _CLASSES = [Controller, Ticket, Incident] + [
     value
@@ -71,12 +72,12 @@ class Result:
 
     @property
     def final_accuracy(self) -> float:
-        """Accuracy of the last community model (R2 for a regression)."""
-        return float(self.summary["final_score"])
+        """Accuracy of the last community model (R2 for a regression); NaN if it has none."""
+        return _number(self.summary["final_score"])
 
     @property
     def best_accuracy(self) -> float:
-        return float(self.summary["best_score"])
+        return _number(self.summary["best_score"])
 
     @property
     def curve(self) -> list[tuple[float, int, float]]:
@@ -130,7 +131,9 @@ def resume(
     if (directory / SUMMARY).exists():
         raise RunError(f"the run in {directory} is finished; see {directory / SUMMARY}")
     federation = assemble(load(directory / CONFIG), model, data)
-    began = next(read_journal(directory / JOURNAL), federation.header)
+    began = federation.header
+    if (directory / JOURNAL).exists():  # not if it was killed before the first record
+        began = next(read_journal(directory / JOURNAL), began)
     for what in ("dataset", "layout", "initial"):
         if began[what] != federation.header[what]:
             raise RunError(
@@ -260,9 +263,9 @@ class _Session:
         summary = self._tally.summary()
         if self._out is not None:
             save_safetensors(self._out / FINAL, current.weights, self._federation.layout)
-            temporary = self._out / (SUMMARY + ".tmp")
-            temporary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-            os.replace(temporary, self._out / SUMMARY)
+            text = json.dumps(summary, indent=2) + "\n"
+            partial(self._out / SUMMARY).write_text(text, encoding="utf-8")
+            put_in_place(self._out / SUMMARY)
             (self._out / CHECKPOINT).unlink(missing_ok=True)
         return Result(
             config=self._federation.config,
@@ -273,6 +276,10 @@ class _Session:
             best_weights=self._best,
             directory=self._out,
         )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 @contextmanager

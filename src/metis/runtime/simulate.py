@@ -7,11 +7,10 @@ be computed one by one or all together: see `core.local_run.Learners`.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol
 
 from metis.config import Incident
 from metis.core.controller import Controller
@@ -33,69 +32,9 @@ from metis.core.events import (
 )
 from metis.core.local_run import Learners, LocalRun, Trigger
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, Vector, digest
+from metis.runtime.agenda import Begin, Happen, LeaseEnds, StepsDone, Tell, World
 from metis.runtime.costs import Costs
-from metis.runtime.journal import Journal, event_record
-
-# ---- what can be on the agenda ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A task has reached its learner."""
-
-    task: Task
-
-
-@dataclass(frozen=True, slots=True)
-class StepsDone:
-    """A learner is through with so many mini-batches."""
-
-    num_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """An event reaches the controller."""
-
-    event: Event
-    num_bytes: int = 0  # of the model it carries
-
-
-@dataclass(frozen=True, slots=True)
-class Happen:
-    """An incident of the config is due."""
-
-    incident: Incident
-
-
-Item: TypeAlias = Begin | StepsDone | Tell | Happen
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """Who does an item. Whatever a learner had under way dies with that life of it."""
-
-    learner: LearnerId
-    life: int
-
-
-@dataclass(slots=True)
-class World:
-    """All that changes while the simulation runs, controller and learners apart."""
-
-    now: float = 0.0
-    scheduled: int = 0  # breaks ties: what was put on the agenda first happens first
-    agenda: list[tuple[float, int, Sender | None, Item]] = field(default_factory=list)
-    lives: dict[LearnerId, int] = field(default_factory=dict)
-    down: set[LearnerId] = field(default_factory=set)  # not there: crashed, left or yet to join
-    slowness: dict[LearnerId, float] = field(default_factory=dict)
-    runs: dict[LearnerId, LocalRun] = field(default_factory=dict)
-    cycles: dict[LearnerId, list[int]] = field(default_factory=dict)
-    judging_until: dict[LearnerId, float] = field(default_factory=dict)
-    refusals_in_a_row: int = 0
-    last_tested: int = -1
-    best_score: float = -math.inf
-    ended: str | None = None
+from metis.runtime.journal import Journal, event_record, fold_record
 
 
 class Codec(Protocol):
@@ -148,7 +87,7 @@ class Simulation:
         self._publish = publish
         self._packet: tuple[int, bytes, Vector] | None = None  # the version sent last
         self._judged = controller.weighting.judged_by != "nobody"
-        # Each learner may be unlucky three times; a federation in which all are is stuck.
+        # Anybody may be unlucky a few times; a federation in which everybody is, is stuck.
         self._max_refusals = max(30, 3 * len(plan.profiles))
 
     def start(self) -> None:
@@ -158,9 +97,9 @@ class Simulation:
             if learner in late:
                 self.world.down.add(learner)
             else:
-                self._schedule(0.0, learner, Tell(Joined(profile)))
+                self.world.schedule(0.0, learner, Tell(Joined(profile)))
         for incident in sorted(self.plan.incidents, key=lambda i: i.at_seconds):
-            self._schedule(incident.at_seconds, None, Happen(incident))
+            self.world.schedule(incident.at_seconds, None, Happen(incident))
         self._test(self.controller.current)
 
     def step(self) -> bool:
@@ -174,19 +113,21 @@ class Simulation:
         if horizon is not None and world.agenda[0][0] > horizon:
             world.now = horizon
             return self._end("seconds")
-        at, _, sender, item = heapq.heappop(world.agenda)
-        if sender is not None and world.lives.get(sender.learner, 0) != sender.life:
+        due = world.next_item()
+        if due is None:
             return True
-        world.now = at
-        match item:
-            case Begin(task):
+        match due:
+            case _, Begin(task):
                 self._begin(task)
-            case StepsDone(num_steps):
-                assert sender is not None
-                self._steps_done(sender.learner, num_steps)
-            case Tell(event, num_bytes):
+            case learner, StepsDone(num_steps):
+                assert learner is not None
+                self._steps_done(learner, num_steps)
+            case _, Tell(event, num_bytes):
                 self._tell(event, num_bytes)
-            case Happen(incident):
+            case _, LeaseEnds(task_number, learner, renewal):
+                if world.renewals[learner] == renewal:
+                    self._tell(TaskExpired(task_number))
+            case _, Happen(incident):
                 self._happen(incident)
         versions = self.plan.max_versions
         if versions is not None and self.controller.current.version >= versions:
@@ -199,12 +140,6 @@ class Simulation:
             self._test(self.controller.current)
         self.journal.write("end", self.world.now, reason=reason)
         return False
-
-    def _schedule(self, delay: float, learner: LearnerId | None, item: Item) -> None:
-        world = self.world
-        sender = None if learner is None else Sender(learner, world.lives.get(learner, 0))
-        world.scheduled += 1
-        heapq.heappush(world.agenda, (world.now + delay, world.scheduled, sender, item))
 
     # ---- learners -----------------------------------------------------------------------------
 
@@ -226,15 +161,22 @@ class Simulation:
     def _next_steps(self, run: LocalRun) -> None:
         learner = run.task.learner
         num_steps = run.next_steps()
-        seconds = num_steps * self.plan.costs[learner].seconds_per_step * self._slowness(learner)
+        seconds = (
+            num_steps * self.plan.costs[learner].seconds_per_step * self.world.slowness_of(learner)
+        )
         run.seconds += seconds
-        self._watch_lease(run.task, seconds)
-        self._schedule(seconds, learner, StepsDone(num_steps))
+        self._renew_lease(run.task, seconds)
+        self.world.schedule(seconds, learner, StepsDone(num_steps))
 
-    def _watch_lease(self, task: Task, seconds: float) -> None:
-        """A lease is renewed by every sign of progress, so only a longer silence ends it."""
+    def _renew_lease(self, task: Task, seconds: float) -> None:
+        """A sign of progress, the next one due in so many seconds: longer silence ends a lease."""
+        self.world.renewals[task.learner] = self.world.renewals.get(task.learner, 0) + 1
         if seconds > self.plan.lease_seconds:
-            self._schedule(self.plan.lease_seconds, None, Tell(TaskExpired(task.number)))
+            self._let_lease_end(task.number, task.learner)
+
+    def _let_lease_end(self, task: int, learner: LearnerId) -> None:
+        renewal = self.world.renewals.get(learner, 0)
+        self.world.schedule(self.plan.lease_seconds, None, LeaseEnds(task, learner, renewal))
 
     def _steps_done(self, learner: LearnerId, num_steps: int) -> None:
         run = self.world.runs[learner]
@@ -267,8 +209,8 @@ class Simulation:
         learner = run.task.learner
         self.learners.abandon(learner)
         del self.world.runs[learner]
-        delay = self.plan.costs[learner].transfer_seconds(0) * self._slowness(learner)
-        self._schedule(delay, learner, Tell(Failed(learner, run.task.number, reason)))
+        delay = self.plan.costs[learner].transfer_seconds(0) * self.world.slowness_of(learner)
+        self.world.schedule(delay, learner, Tell(Failed(learner, run.task.number, reason)))
 
     def _offer(self, run: LocalRun) -> None:
         """Send the trained model up. Its own counts are of the model as it will be decoded."""
@@ -288,12 +230,9 @@ class Simulation:
         )
         costs = self.plan.costs[learner]
         seconds = costs.request_overhead_seconds + costs.transfer_seconds(len(packet))
-        seconds *= self._slowness(learner)
-        self._watch_lease(task, seconds)
-        self._schedule(seconds, learner, Tell(Arrived(update), len(packet)))
-
-    def _slowness(self, learner: LearnerId) -> float:
-        return self.world.slowness.get(learner, 1.0)
+        seconds *= self.world.slowness_of(learner)
+        self._renew_lease(task, seconds)
+        self.world.schedule(seconds, learner, Tell(Arrived(update), len(packet)))
 
     # ---- the controller -----------------------------------------------------------------------
 
@@ -325,6 +264,7 @@ class Simulation:
     def _published(self, command: Publish) -> None:
         snapshot = command.snapshot
         self.world.refusals_in_a_row = 0
+        self.world.refused.clear()
         self.journal.write(
             "version",
             self.world.now,
@@ -332,20 +272,7 @@ class Simulation:
             digest=digest(snapshot.weights),
             committed_steps=command.committed_steps,
             drift=command.drift,
-            folds=[
-                {
-                    "learner": fold.learner,
-                    "task": fold.task,
-                    "weight": fold.weight,
-                    "score": fold.score,
-                    "num_steps": fold.num_steps,
-                    "versions_behind": fold.versions_behind,
-                    "steps_behind": fold.steps_behind,
-                    "judges": len(fold.judges),
-                    "missing": list(fold.missing),
-                }
-                for fold in command.folds
-            ],
+            folds=[fold_record(fold) for fold in command.folds],
         )
         if snapshot.version % self.plan.test_every == 0:
             self._test(snapshot)
@@ -383,14 +310,16 @@ class Simulation:
             bytes_down=len(packet),
         )
         if learner in self.world.down:
-            self._schedule(self.plan.lease_seconds, None, Tell(TaskExpired(task.number)))
+            self._renew_lease(task, math.inf)
             return
         received = Task(
             task.number, learner, Snapshot(version, weights), task.committed_steps, task.max_steps
         )
-        seconds = self.plan.costs[learner].transfer_seconds(len(packet)) * self._slowness(learner)
-        self._watch_lease(task, seconds)
-        self._schedule(seconds, learner, Begin(received))
+        seconds = self.plan.costs[learner].transfer_seconds(len(packet)) * self.world.slowness_of(
+            learner
+        )
+        self._renew_lease(task, seconds)
+        self.world.schedule(seconds, learner, Begin(received))
 
     def _ask_judges(self, group: Sequence[Evaluate]) -> None:
         """Score one update at all its judges. Judges work beside training, one model at a time."""
@@ -411,13 +340,13 @@ class Simulation:
             )
             seconds = self._judging_seconds(judge, num_bytes)
             if number in answers:
-                self._schedule(seconds, judge, Tell(Scored(number, answers[number])))
+                self.world.schedule(seconds, judge, Tell(Scored(number, answers[number])))
             if number not in answers or seconds > self.plan.deadline_seconds:
                 deadline = self.plan.deadline_seconds
-                self._schedule(deadline, None, Tell(EvaluationExpired(number)))
+                self.world.schedule(deadline, None, Tell(EvaluationExpired(number)))
 
     def _judging_seconds(self, judge: LearnerId, num_bytes: int) -> float:
-        costs, slowness = self.plan.costs[judge], self._slowness(judge)
+        costs, slowness = self.plan.costs[judge], self.world.slowness_of(judge)
         received = self.world.now + costs.transfer_seconds(num_bytes) * slowness
         begun = max(received, self.world.judging_until.get(judge, 0.0))
         examples = self.plan.validation_examples[judge]
@@ -434,7 +363,9 @@ class Simulation:
             reason=command.reason,
         )
         self.world.refusals_in_a_row += 1
-        if self.world.refusals_in_a_row >= self._max_refusals:
+        self.world.refused.add(command.learner)
+        all_refused = self.controller.members <= self.world.refused
+        if all_refused and self.world.refusals_in_a_row >= self._max_refusals:
             self._end("stuck")
             raise RunError(
                 f"the last {self.world.refusals_in_a_row} updates were all refused, the latest "
@@ -474,13 +405,10 @@ class Simulation:
         ]
         self._go_down(learner)
         if open_task is not None:
-            self._schedule(self.plan.lease_seconds, None, Tell(TaskExpired(open_task)))
+            self._let_lease_end(open_task, learner)
         for number in open_evaluations:
-            self._schedule(self.plan.deadline_seconds, None, Tell(EvaluationExpired(number)))
+            self.world.schedule(self.plan.deadline_seconds, None, Tell(EvaluationExpired(number)))
 
     def _go_down(self, learner: LearnerId) -> None:
-        self.world.down.add(learner)
-        self.world.lives[learner] = self.world.lives.get(learner, 0) + 1
-        self.world.runs.pop(learner, None)
-        self.world.judging_until.pop(learner, None)
+        self.world.take_down(learner)
         self.learners.abandon(learner)

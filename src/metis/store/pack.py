@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from metis.core.errors import JournalError, RunError
+from metis.store.atomic import partial, put_in_place
 
 _COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, deque, set, frozenset)}
 
@@ -33,12 +33,9 @@ def write_packed(path: Path, value: object) -> None:
     arrays = {str(i): np.asarray(array, order="C") for i, array in enumerate(packer.arrays)}
     arrays["root"] = np.zeros(1, dtype=np.uint8)  # safetensors refuses a file without tensors
     metadata = {"nodes": json.dumps(packer.nodes), "root": json.dumps(root)}
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        save_file(arrays, temporary, metadata=metadata)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        save_file(arrays, partial(path), metadata=metadata)
+        put_in_place(path)
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot write checkpoint {path}: {error}") from None
 

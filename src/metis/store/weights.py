@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from metis.core.errors import ModelError, RunError
 from metis.core.types import Layout, Vector, frozen
+from metis.store.atomic import partial, put_in_place
 
 
 def save_safetensors(path: str | os.PathLike[str], weights: Vector, layout: Layout) -> None:
@@ -24,10 +25,9 @@ def save_safetensors(path: str | os.PathLike[str], weights: Vector, layout: Layo
         for place in layout.tensors
     }
     target = Path(path)
-    partial = target.with_name(target.name + ".tmp")
     try:
-        save_file(tensors, partial)
-        os.replace(partial, target)
+        save_file(tensors, partial(target))
+        put_in_place(target)
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot write weights to {target}: {error}") from error
 
