@@ -11,7 +11,7 @@ help:
 	@echo "make test   run all tests"
 	@echo "make check  formatting, lint, types"
 	@echo "make bench  the measured claims (writes docs/results/)"
-	@echo "make soak   what takes longer: full fuzzing, kill sweeps"
+	@echo "make soak   what takes longer: full fuzzing, killing a run again and again"
 	@echo "make clean  remove what make made"
 
 $(READY): pyproject.toml constraints.txt
@@ -36,7 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/agenda.py --out docs/results/agenda.json
 
 soak: $(READY)
-	METIS_FUZZ_SCHEDULES=20000 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 tests/fuzz
+	$(BIN)/python -m tests.fuzz.soak --schedules 20000
 	$(BIN)/python -m pytest -m soak --timeout 7200 tests
 
 clean:

@@ -59,7 +59,7 @@ def simulate(
     with ExitStack() as stack:
         listeners: tuple[Any, ...] = ()
         if progress:
-            view = LiveView(chosen.horizon.seconds, chosen.horizon.versions, title=chosen.policy)
+            view = LiveView(*chosen.horizon.limits(), title=chosen.policy)
             listeners = (stack.enter_context(view),)
         if resume is not None:
             return runs.resume(Path(resume), model=module, data=dataset, listeners=listeners)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from metis import config as configuration
 from metis.config import Config
-from metis.core.errors import ConfigError, MetisError, RunError
+from metis.core.errors import ConfigError, Interrupted, MetisError, RunError
 from metis.core.recipes import POLICIES, Settings
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         app()
     except MetisError as error:
-        if type(error).__name__ == "Interrupted":
+        if isinstance(error, Interrupted):
             _complain("[yellow]stopped:[/] ", str(error))
             sys.exit(130)
         _complain("[bold red]error:[/] ", str(error))
@@ -99,7 +99,8 @@ def run(
     else:
         chosen = _load(config, set_, seed=seed, device=device, policy=policy)
         directory = out or _fresh(Path("runs") / chosen.policy)
-    summary = _simulate(chosen, directory, resume is not None, quiet or as_json, chosen.policy)
+    mode = "new" if resume is None else "resume"
+    summary = _simulate(chosen, directory, quiet or as_json, chosen.policy, mode)
     _report(directory, [directory], show=not as_json)
     if as_json:
         console.print_json(json.dumps(summary))
@@ -140,7 +141,7 @@ def compare(
     for position, (name, number, chosen) in enumerate(plans, 1):
         target = directory / (name if number is None else f"{name}-seed{number}")
         title = f"{position}/{len(plans)} {target.name}"
-        summaries.append(_simulate(chosen, target, False, quiet or as_json, title))
+        summaries.append(_simulate(chosen, target, quiet or as_json, title))
         directories.append(target)
     _report(directory, directories, show=not as_json)
     if as_json:
@@ -183,19 +184,22 @@ def _load(path: Path | None, overrides: list[str] | None, **values: Any) -> Conf
     return configuration.load(path, overrides or (), **given)
 
 
-def _simulate(chosen: Config, out: Path, resumed: bool, quiet: bool, title: str) -> dict[str, Any]:
+def _simulate(
+    chosen: Config, out: Path, quiet: bool, title: str, mode: str = "either"
+) -> dict[str, Any]:
     from metis.report.live import LiveView
-    from metis.runtime.run import resume, run
+    from metis.runtime.run import resume, run, run_or_resume
 
     with contextlib.ExitStack() as stack:
         listeners: tuple[Any, ...] = ()
         if not quiet:
-            view = LiveView(chosen.horizon.seconds, chosen.horizon.versions, console, title)
+            view = LiveView(*chosen.horizon.limits(), console, title)
             listeners = (stack.enter_context(view),)
-        result = (
-            resume(out, listeners=listeners) if resumed else run(chosen, out, listeners=listeners)
-        )
-    return result.summary
+        if mode == "new":
+            return run(chosen, out, listeners=listeners).summary
+        if mode == "resume":
+            return resume(out, listeners=listeners).summary
+        return run_or_resume(chosen, out, listeners)
 
 
 def _report(directory: Path, runs: list[Path], show: bool = True) -> None:
@@ -299,12 +303,15 @@ def data_prepare(
     from_: Annotated[
         Path | None, typer.Option("--from", help="A file or folder you already have.")
     ] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where to keep it; default $METIS_DATA or ~/.cache/metis.")
+    ] = None,
 ) -> None:
     """Download a dataset from its home, or take a local file; check it and keep it."""
     from metis.data.sources import find, prepare
 
     with _download_progress() as on_progress:
-        path = prepare(name, from_, on_progress=on_progress)
+        path = prepare(name, from_, directory, on_progress)
     _tell(f"ready: {path}")
     unchecked = [file.name for file in find(name).files if file.checksum is None]
     if unchecked and from_ is None:
@@ -336,8 +343,8 @@ def data_show(
     if plot is not None:
         try:
             picture.plot(counts, names, plot, note)
-        except OSError as error:
-            raise RunError(f"cannot write {plot}: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot write {plot}: {error}") from None
         _tell(f"picture: {plot}")
 
 

@@ -18,6 +18,12 @@ from metis.core.recipes import POLICIES
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.tables import key, table
 
+DEFAULT_LEARNERS = 10
+DEFAULT_SECONDS = 300.0
+
+#: Stands for a model or dataset that was passed in Python and cannot be named in a file.
+PASSED = "passed in Python"
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
@@ -37,7 +43,7 @@ class Model:
     initial: str | None = key(
         None, "start from these weights (.safetensors) instead of random ones"
     )
-    options: dict[str, bool | int | float] = field(
+    options: dict[str, bool | int | float | tuple[int, ...]] = field(
         default_factory=dict, metadata={"doc": "of a model of the zoo, such as {lrn = false}"}
     )
 
@@ -53,9 +59,9 @@ class Partition:
         3,
         'classes per learner: "iid", a number, a list "8,4,3x8", "dirichlet", "shards", "natural"',
     )
-    exponent: float = key(1.5, "of powerlaw and geometric sizes", above=0)
+    exponent: float = key(1.5, "of powerlaw and geometric sizes", low=0.01, high=100)
     alpha: float = key(0.5, "of the Dirichlet distribution; smaller is more skewed", above=0)
-    shards: int = key(2, "shards per learner", low=1)
+    shards: int = key(2, "shards per learner", low=1, high=1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Train:
     momentum: float | None = key(None, "default: what suits the data", low=0, high=1)
     keep_momentum: bool = key(False, "carry optimizer state over from task to task")
     optimizer: str = key("sgd", "any optimizer of torch.optim")
-    optimizer_options: dict[str, float] = field(
+    optimizer_options: dict[str, bool | int | float | tuple[float, ...]] = field(
         default_factory=dict, metadata={"doc": "further arguments of the optimizer"}
     )
     schedule: str = key(
@@ -150,7 +156,7 @@ class RecipeTable:
     server_momentum: float = key(0.9, "of FedAvgM", low=0, high=1)
     server_adam_rate: float = key(0.01, "of FedAdam", above=0)
     epochs_of_slowest: float = key(
-        1.0, "SemiSync's time budget, in epochs of the slowest (lambda)", above=0
+        1.0, "SemiSync's time budget, in epochs of the slowest (lambda)", above=0, high=10_000
     )
     repair_every: int = key(10_000, "commits between full recomputations of the cached sum", low=1)
 
@@ -158,10 +164,18 @@ class RecipeTable:
 @dataclass(frozen=True, slots=True)
 class Horizon:
     versions: int | None = key(None, "stop after so many community models", low=1)
-    seconds: float | None = key(None, "stop after so many virtual seconds", above=0)
+    seconds: float | None = key(
+        None, "stop after so many virtual seconds; 300 if neither is given", above=0
+    )
     test_every: int | None = key(
         None, "versions between tests; default: 1 with rounds, else the number of learners", low=1
     )
+
+    def limits(self) -> tuple[float | None, int | None]:
+        """Return seconds and versions, one of them at least."""
+        if self.seconds is None and self.versions is None:
+            return DEFAULT_SECONDS, None
+        return self.seconds, self.versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +207,36 @@ class Incident:
     factor: float = key(1.0, "slow: from now on everything takes so many times as long", above=0)
 
 
+def late_learners(incidents: Sequence[Incident]) -> set[str]:
+    """Return who is not there from the start: those to whom the first that happens is a join."""
+    first: dict[str, str] = {}
+    for incident in sorted(incidents, key=lambda i: i.at_seconds):
+        if incident.kind != "slow":
+            first.setdefault(incident.learner, incident.kind)
+    return {learner for learner, kind in first.items() if kind == "join"}
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     keep_updates: bool = key(
         False, "keep every update on disk, so that `metis replay` can verify the run"
     )
-    checkpoint_seconds: float = key(60.0, "real seconds between checkpoints", low=0)
+    checkpoint_seconds: float = key(
+        60.0, "real seconds between checkpoints; 0: only when interrupted", low=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     policy: str = key("async-dvw-adaptive", "one of `metis policies`")
-    learners: int = key(10, "how many take part", low=1)
+    learners: int = key(DEFAULT_LEARNERS, "how many take part", low=1, high=1_000_000)
     seed: int = key(paper.SEED, "same seed, same bytes", low=0, high=2**63 - 1)
     device: str = key("cpu", "where to compute", choices=("cpu", "cuda"))
     threads: int | None = key(
-        None, "of torch; part of what makes bytes equal; default: 1 for small models", low=1
+        None,
+        "of torch; part of what makes bytes equal; default: 1 for small models",
+        low=1,
+        high=1024,
     )
     data: Data = table(Data, "what is learned")
     model: Model = table(Model, "by which model")
@@ -297,14 +325,29 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values
             raise ConfigError(f"{path}: {error.strerror or error}") from None
         except ValueError as error:  # not TOML, or not even text
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    in_file = "groups" in raw
     for override in overrides:
         name, sep, text = override.partition("=")
         if not sep or not name.strip():
             raise ConfigError(f"--set {override!r}: expected key=value, such as train.epochs=2")
         tables.insert(raw, name.strip(), tables.scalar(text.strip()))
+    if overrides and not in_file:
+        _complete_groups(raw)
     for name, value in values.items():
         tables.merge(raw, name, value)
+    if "groups" not in raw and raw.get("learners") == 1:
+        raw["groups"] = {"fast": {}}
     return tables.read(Config, raw)
+
+
+def _complete_groups(raw: dict[str, Any]) -> None:
+    """Let `--set groups.slow.vc_tomb=1` change one default group and leave the other there."""
+    given = raw.get("groups")
+    if not given or not isinstance(given, dict) or not set(given) <= {"fast", "slow"}:
+        return
+    stated = [g.get("learners") for g in given.values() if isinstance(g, dict)]
+    if sum(n for n in stated if isinstance(n, int)) < raw.get("learners", DEFAULT_LEARNERS):
+        raw["groups"] = {name: given.get(name, {}) for name in ("fast", "slow")}
 
 
 def dump(config: Config, comments: bool = False) -> str:

@@ -126,7 +126,7 @@ def federation(
 
 
 def task(learner: LearnerId, start: Vector, version: int = 0) -> Task:
-    return Task(1, learner, Snapshot(version, start), committed_steps=0)
+    return Task(1, learner, Snapshot(version, start), committed_steps=0, ordinal=version + 1)
 
 
 def test_it_keeps_the_contract_and_says_who_there_is() -> None:
@@ -226,7 +226,7 @@ def trained(learners: OneByOne, start: Vector, version: int = 0, num_steps: int 
     return learners.finish(A).tobytes()
 
 
-def test_chance_follows_the_seed_and_the_version_and_nothing_else() -> None:
+def test_chance_follows_the_seed_and_the_ordinal_and_nothing_else() -> None:
     learners, start = federation()
     wanted = trained(learners, start)
     torch.manual_seed(99)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from metis.config import Config, load
-from metis.core.errors import JournalError, RunError
+from metis.core.errors import Interrupted, JournalError, RunError
 from metis.runtime.journal import Record, read_journal
 from metis.runtime.replay import replay
-from metis.runtime.run import Interrupted, resume, run
+from metis.runtime.run import resume, run
 
 POLICIES = ("sync-dvw", "async-dvw-adaptive", "fedasync", "fedbuff", "semisync-fedavg", "fedadam")
 
@@ -240,3 +240,21 @@ def test_a_run_is_not_resumed_with_another_model(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match="pass the same model and data"):
         resume(tmp_path / "cut")
+
+
+def test_a_learner_given_the_same_version_twice_does_not_train_the_same_batches_again() -> None:
+    result = run(small("fedbuff"))
+
+    tasks = [r for r in result.records if r["kind"] == "task"]
+    pairs = [(r["learner"], r["version"]) for r in tasks]
+    assert len(set(pairs)) < len(pairs)  # some did get a version again
+    assert result.summary["versions"] > 1
+
+
+def test_no_two_updates_of_a_buffered_run_are_the_same(tmp_path: Path) -> None:
+    run(small("fedbuff"), tmp_path / "run")
+
+    arrivals = [
+        r for r in read_journal(tmp_path / "run" / "journal.jsonl") if r["kind"] == "arrive"
+    ]
+    assert len({r["digest"] for r in arrivals}) == len(arrivals)

@@ -352,3 +352,29 @@ def test_one_learner_that_always_fails_does_not_end_an_asynchronous_federation()
 
     assert folders(records) == [["b"]]
     assert len(times(records, "refuse")) > 30
+
+
+def test_a_restart_of_a_learner_that_is_up_starts_its_task_over() -> None:
+    simulation, records = federation(
+        {"a": 1.0, "b": 1.0},
+        pacing=Sync(),
+        incidents=[Incident(5.0, "b", "restart")],
+        max_versions=1,
+    )
+
+    run(simulation)
+
+    assert times(records, "version") == [15.0]
+    assert times(records, "steps") == [10.0, 15.0]
+
+
+def test_a_learner_that_leaves_and_comes_back_was_there_from_the_start() -> None:
+    incidents = [Incident(5.0, "b", "leave"), Incident(12.0, "b", "join")]
+    simulation, records = federation(
+        {"a": 1.0, "b": 1.0}, pacing=Sync(), incidents=incidents, max_versions=3
+    )
+
+    run(simulation)
+
+    assert times(records, "join") == [0.0, 0.0, 12.0]
+    assert folders(records) == [["a"], ["a"], ["a", "b"]]

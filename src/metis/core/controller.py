@@ -86,6 +86,7 @@ class Controller:
     evaluations: dict[int, Ticket] = field(default_factory=dict)  # not answered yet
     folds: list[Fold] = field(default_factory=list)  # since the current version
     step_seconds: dict[LearnerId, float] = field(default_factory=dict)  # measured, per step
+    tasks_given: dict[LearnerId, int] = field(default_factory=dict)
     next_task: int = 1
     next_evaluation: int = 1
 
@@ -327,7 +328,8 @@ class Controller:
         return Publish(self.current, folds, self.committed_steps, self.community.drift)
 
     def _train(self, learner: LearnerId, max_steps: int | None) -> Train:
-        task = Task(self.next_task, learner, self.current, self.committed_steps, max_steps)
+        ordinal = self.tasks_given[learner] = self.tasks_given.get(learner, 0) + 1
+        task = Task(self.next_task, learner, self.current, self.committed_steps, max_steps, ordinal)
         self.next_task += 1
         self.tasks[task.number] = task
         self.task_of[learner] = task.number

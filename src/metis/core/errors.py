@@ -38,6 +38,10 @@ class RunError(MetisError):
     """The federation cannot go on."""
 
 
+class Interrupted(MetisError):  # noqa: N818 (it is no error)
+    """The user stopped the run; what is on disk can be resumed."""
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """Return the message for a wrong name: what it is, the nearest right one, and all of them."""
     names = sorted(known)

@@ -78,6 +78,7 @@ class Task:
     start: Snapshot
     committed_steps: int  # S_c of the federation when the start model was handed out
     max_steps: int | None = None  # a budget of mini-batches; None: its trigger decides
+    ordinal: int = 1  # how many tasks this learner has been given; chance is keyed by it
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,9 @@ def _parse(classes: str | int) -> str | int | tuple[int, ...]:
 
 def _expand(text: str) -> tuple[int, ...]:
     """Return the numbers in a list such as 8,4,3x8."""
-    parts = (part.partition("x") for part in text.split(","))
+    parts = [part.partition("x") for part in text.split(",")]
+    if sum(int(times or 1) for _, _, times in parts) > 1_000_000:
+        raise DataError(f"classes = {text!r} names more than a million learners")
     return tuple(int(n) for n, _, times in parts for _ in range(int(times or 1)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from metis.core.errors import DataError
@@ -31,7 +32,7 @@ def table(counts: NDArray[np.int64], names: Sequence[str], note: str = "") -> Ta
     """Return the holdings as a table; many classes are summed up, many learners cut short."""
     num_learners, num_classes = counts.shape
     each = 1 < num_classes <= _MAX_COLUMNS
-    grid = Table(title=note or None, box=box.SIMPLE_HEAD, padding=0)
+    grid = Table(title=escape(note) or None, box=box.SIMPLE_HEAD, padding=0)
     grid.add_column("learner", no_wrap=True)
     grid.add_column("total", justify="right", no_wrap=True)
     if num_classes > 1:
@@ -40,7 +41,7 @@ def table(counts: NDArray[np.int64], names: Sequence[str], note: str = "") -> Ta
             grid.add_column(heading, justify="right", no_wrap=True)
     for name, row in list(zip(names, counts, strict=True))[:_MAX_ROWS]:
         held = row[row > 0]
-        cells = [name, str(int(row.sum()))]
+        cells = [escape(name), str(int(row.sum()))]
         if num_classes > 1:
             cells.append(str(len(held)))
             if each:

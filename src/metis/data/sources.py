@@ -300,9 +300,10 @@ def prepare_source(
 def how_to_get(source: Source, directory: Path) -> str:
     """Say what to fetch, from where, and what to do with it."""
     lines = []
+    where = "" if directory == cache_directory() else f" --directory {directory}"
     if source.files:
-        lines.append(f"with a connection:  metis data prepare {source.name}")
-    lines.append(f"from a local copy:  metis data prepare {source.name} --from PATH")
+        lines.append(f"with a connection:  metis data prepare {source.name}{where}")
+    lines.append(f"from a local copy:  metis data prepare {source.name} --from PATH{where}")
     lines.append(f"  PATH: {source.accepts}; or an .npz with x_train, y_train, x_test, y_test")
     if source.files:
         lines.append(

@@ -69,8 +69,10 @@ class Evaluator:
         try:
             with torch.no_grad():
                 outputs = self.module(self.preparation.evaluate(few.x))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ModelError(f"{name} cannot take inputs of shape {shape}: {error}") from error
+        except Exception as error:  # whatever the user's own module raises
+            raise ModelError(f"{name} cannot take inputs of shape {shape}: {error!r}") from error
+        if not isinstance(outputs, Tensor):
+            raise ModelError(f"{name} returns a {type(outputs).__name__}, not a tensor")
         got = tuple(outputs.shape)
         wanted = (len(few.y), self.num_classes or 1)
         if got != wanted and (self.num_classes or got != wanted[:1]):

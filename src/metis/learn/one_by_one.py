@@ -42,7 +42,8 @@ class Share:
 class InFlight:
     """A learner's task under way: all that the next mini-batch depends on, but the data."""
 
-    version: int
+    version: int  # its learning rate follows from this
+    ordinal: int  # its chance follows from this
     weights: Tensor
     counters: list[Tensor]  # buffers that are not float, such as batch-norm's step counters
     start: Tensor | None  # kept for the proximal term only
@@ -64,10 +65,10 @@ class OneByOne:
 
     Takes the module over: its parameters become views of one vector, on the training's device,
     and hold whatever was computed last. Nothing random outlives a mini-batch: the order of the
-    examples, their augmentation and torch's seed (dropout) follow from the seed, the learner, the
-    version it started from, the epoch and the mini-batch. So results do not depend on the order
-    of calls for different learners, nor on how a task is cut into calls; on one kind of machine
-    with one number of threads they are the same bytes.
+    examples, their augmentation and torch's seed (dropout) follow from the seed, the learner, how
+    many tasks it was given before, the epoch and the mini-batch. So results do not depend on the
+    order of calls for different learners, nor on how a task is cut into calls; on one kind of
+    machine with one number of threads they are the same bytes.
 
     The last partial batch is used. Batch-norm cannot be trained on a single example: where the
     last batch would be one, the first example of the epoch joins it.
@@ -143,6 +144,7 @@ class OneByOne:
                 group["lr"] = rate
         self._in_flight[task.learner] = run = InFlight(
             version=task.start.version,
+            ordinal=task.ordinal,
             weights=weights,
             counters=[counter.clone() for counter in self._initial_counters],
             start=weights.clone() if self._training.proximal else None,
@@ -201,6 +203,7 @@ class OneByOne:
             "in_flight": {
                 learner: {
                     "version": run.version,
+                    "ordinal": run.ordinal,
                     "num_steps": run.num_steps,
                     "weights": to_plain(run.weights),
                     "counters": to_plain(run.counters),
@@ -220,6 +223,7 @@ class OneByOne:
             optimizer.load_state_dict(from_plain(saved["optimizer"], self._device))
             self._in_flight[learner] = InFlight(
                 version=saved["version"],
+                ordinal=saved["ordinal"],
                 weights=from_plain(saved["weights"], self._device),
                 counters=from_plain(saved["counters"], self._device),
                 start=from_plain(saved["start"], self._device),
@@ -245,7 +249,7 @@ class OneByOne:
             for number in range(run.num_steps, run.num_steps + num_steps):
                 epoch_number, step = divmod(number, steps_per_epoch)
                 if epoch is None or step == 0:
-                    epoch = self._epoch(learner, run.version, epoch_number)
+                    epoch = self._epoch(learner, run.ordinal, epoch_number)
                 rows = slice(step * batch_size, (step + 1) * batch_size)
                 chosen = epoch.examples[rows]
                 seed_torch(epoch.seeds[step])
@@ -262,10 +266,10 @@ class OneByOne:
                 )
         return torch.stack(losses)
 
-    def _epoch(self, learner: LearnerId, version: int, number: int) -> Epoch:
+    def _epoch(self, learner: LearnerId, ordinal: int, number: int) -> Epoch:
         """Return what chance decides for one epoch; the same whenever it is asked for."""
         train = self._shares[learner].train
-        rng = np.random.default_rng([self._seed, _stable_hash(learner), version, number])
+        rng = np.random.default_rng([self._seed, _stable_hash(learner), ordinal, number])
         order = rng.permutation(len(train))
         draws = self._preparation.draw(rng, len(train))
         seeds = rng.integers(2**63, size=self._steps_per_epoch(learner), dtype=np.uint64)

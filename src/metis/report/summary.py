@@ -24,6 +24,8 @@ class Tally:
         self.bytes_down = 0
         self.tasks: set[int] = set()  # handed out and not answered
         self.num_tasks = 0
+        self.failed_tasks = 0
+        self.expired_tasks = 0
         self.arrived: set[int] = set()  # arrived, neither folded nor refused
         self.judges_asked: Counter[int] = Counter()  # by task, while it waits
         self.update_requests = 0
@@ -51,8 +53,10 @@ class Tally:
                 self.tasks.discard(record["task"])
                 self.arrived.add(record["task"])
             case "fail":
+                self.failed_tasks += record["task"] in self.tasks
                 self.tasks.discard(record["task"])
             case "task-expired":
+                self.expired_tasks += record["task"] in self.tasks
                 self.tasks.discard(record["task"])
             case "evaluate":
                 self.bytes_down += record["bytes_down"]
@@ -97,7 +101,10 @@ class Tally:
             "models_exchanged": 2 * self.update_requests + self.evaluation_models,
             "evaluation_models": self.evaluation_models,
             "initial_broadcasts": len(self.first_tasks),
+            "tasks": self.num_tasks,
             "unanswered_tasks": len(self.tasks),
+            "failed_tasks": self.failed_tasks,
+            "expired_tasks": self.expired_tasks,
             "unanswered_updates": len(self.arrived),
             "unanswered_evaluations": sum(self.judges_asked.values()),
             "refused_updates": sum(self.refusals.values()),

@@ -12,7 +12,8 @@ import numpy as np
 
 from metis import paper, zoo
 from metis.codecs.dense import Dense
-from metis.config import Config, Group
+from metis.config import PASSED, Config, Group
+from metis.core.community import Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError, DataError, ModelError
 from metis.core.local_run import Trigger
@@ -32,7 +33,7 @@ from metis.learn.training import Training
 from metis.runtime.compose import controller_of, recipe_of
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Record
-from metis.runtime.plugin import call
+from metis.runtime.plugin import absolute, call
 from metis.runtime.simulate import Plan
 
 if TYPE_CHECKING:
@@ -61,9 +62,15 @@ def assemble(
 
     The module is taken over and trained in; its weights as they are now are version 0.
     """
-    dataset = data if data is not None else dataset_of(config)
+    if data is not None and not isinstance(data, Dataset):
+        raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
+    dataset = dataset_of(config) if data is None else data
     division = divide(config, dataset)
-    config = resolve(config, dataset, own_model=model is not None)
+    if data is not None:
+        config = replace(config, data=replace(config.data, name=PASSED))
+    if model is not None:
+        config = replace(config, model=replace(config.model, name=PASSED))
+    config = resolve(config, dataset)
     chosen = recipe_of(config)
     names = [LearnerId(name) for name in config.learner_names()]
     groups = dict(zip(names, learner_groups(config), strict=True))
@@ -101,7 +108,7 @@ def assemble(
         batch_size=config.train.batch_size,
         upload=codec,
         download=codec,
-        test_every=config.horizon.test_every or 1,
+        test_every=_or(config.horizon.test_every, 1 if chosen.pacing.rounds else config.learners),
         max_versions=config.horizon.versions,
         max_seconds=config.horizon.seconds,
         lease_seconds=config.train.lease_seconds,
@@ -112,6 +119,7 @@ def assemble(
     header: Record = {
         "policy": config.policy,
         "dataset": dataset.name,
+        "data": dataset.digest,
         "partition": division.note,
         "seed": config.seed,
         "num_classes": dataset.num_classes,
@@ -136,15 +144,16 @@ def assemble(
     return Federation(config, plan, controller, learners, layout, header)
 
 
-def resolve(config: Config, dataset: Dataset, own_model: bool = False) -> Config:
-    """Fill in every key left open, from the data source, the policy and the paper."""
+def resolve(config: Config, dataset: Dataset) -> Config:
+    """Fill in every key left open, from the data source, the policy and the paper.
+
+    What follows from the policy alone (`train.proximal`, `horizon.test_every`) stays open, so that
+    a run's config can be used with another policy. Paths become absolute.
+    """
     advice, regression = dataset.advice, dataset.num_classes == 0
     chosen = recipe_of(config)
-    horizon = config.horizon
-    if horizon.versions is None and horizon.seconds is None:
-        horizon = replace(horizon, seconds=300.0)
-    if horizon.test_every is None:
-        horizon = replace(horizon, test_every=1 if chosen.pacing.rounds else config.learners)
+    seconds, versions = config.horizon.limits()
+    horizon = replace(config.horizon, seconds=seconds, versions=versions)
     validation = config.validation
     if validation.metric is None:
         validation = replace(validation, metric="inverse_mse" if regression else "micro_f1")
@@ -158,7 +167,17 @@ def resolve(config: Config, dataset: Dataset, own_model: bool = False) -> Config
         raise ConfigError(
             f"validation.fraction = 0, but {config.policy} needs held-out examples; 0.05 is usual"
         )
-    if own_model or config.model.name not in (None, advice.model):
+    alone = min(config.learners, config.recipe.sample or config.learners) < 2
+    if alone and chosen.weighting.judged_by == "others":
+        raise ConfigError(
+            "validation.self_score = exclude leaves nobody to judge a learner that is at work alone"
+        )
+    if isinstance(chosen.community, Mixing) and "withdraw" in {i.kind for i in config.incidents}:
+        raise ConfigError(
+            f"incidents: {config.policy} keeps no record of single contributions, so none can be "
+            "withdrawn; use leave"
+        )
+    if config.model.name not in (None, advice.model):
         # Which weights decay, and how much, was advised for another network.
         advice = replace(advice, weight_decay=0.0, weight_decay_on=())
     train = config.train
@@ -169,21 +188,32 @@ def resolve(config: Config, dataset: Dataset, own_model: bool = False) -> Config
         momentum=_or(train.momentum, advice.momentum),
         weight_decay=_or(train.weight_decay, advice.weight_decay),
         weight_decay_on=_or(train.weight_decay_on, advice.weight_decay_on),
-        proximal=_or(train.proximal, chosen.proximal),
     )
     sizes = config.group_sizes()
     groups = {
         name: _resolve_group(config, dataset, train.batch_size or 1, name, sizes[name])
         for name in config.groups
     }
-    model = replace(config.model, name=_or(config.model.name, advice.model))
+    model = replace(
+        config.model,
+        name=absolute(_or(config.model.name, advice.model)),
+        initial=config.model.initial and str(Path(config.model.initial).absolute()),
+    )
     return replace(
-        config, horizon=horizon, validation=validation, train=train, groups=groups, model=model
+        config,
+        data=replace(config.data, name=absolute(config.data.name)),
+        horizon=horizon,
+        validation=validation,
+        train=train,
+        groups=groups,
+        model=model,
     )
 
 
 def divide(config: Config, dataset: Dataset) -> Partition:
     """Return who holds what. Unequal shares are dealt in turn to the groups, largest first."""
+    if config.learners > len(dataset.y_train):
+        raise DataError(f"{config.learners} learners cannot share {len(dataset.y_train)} examples")
     dealt = config.partition.sizes != "uniform" and config.partition.classes != "natural"
     return partition(
         dataset.y_train,
@@ -261,17 +291,21 @@ def _shares(
 
 def _training(config: Config, chosen: Recipe) -> Training:
     train = config.train
+    assert train.batch_size is not None
+    assert train.learning_rate is not None
+    assert train.momentum is not None
+    assert train.weight_decay is not None
     return Training(
-        batch_size=train.batch_size or 1,
-        learning_rate=train.learning_rate or 0.0,
-        momentum=train.momentum or 0.0,
+        batch_size=train.batch_size,
+        learning_rate=train.learning_rate,
+        momentum=train.momentum,
         optimizer=train.optimizer,
         optimizer_options=train.optimizer_options,
         schedule=train.schedule,
         schedule_versions=train.schedule_versions,
         schedule_factor=train.schedule_factor,
         proximal=_or(train.proximal, chosen.proximal),
-        weight_decay=train.weight_decay or 0.0,
+        weight_decay=train.weight_decay,
         weight_decay_on=train.weight_decay_on or (),
         keep_momentum=train.keep_momentum,
         clip_norm=train.clip_norm,
@@ -304,7 +338,9 @@ def _trigger(config: Config, chosen: Recipe, group: Group) -> Trigger:
 def dataset_of(config: Config) -> Dataset:
     """Return the dataset a config names."""
     name, directory = config.data.name, config.data.directory
-    if ":" not in name:
+    if name == PASSED:
+        raise ConfigError("data.name: this run's dataset was passed in Python; pass it again there")
+    if name.endswith(".npz") or ":" not in name:
         return load(name, None if directory is None else Path(directory))
     dataset = call(name, "data.name")
     if not isinstance(dataset, Dataset):
@@ -314,6 +350,8 @@ def dataset_of(config: Config) -> Dataset:
 
 def _module(config: Config, dataset: Dataset) -> nn.Module:
     name = config.model.name or dataset.advice.model
+    if name == PASSED:
+        raise ConfigError("model.name: this run's model was passed in Python; pass it again there")
     if ":" in name:
         return as_module(call(name, "model.name"), f"what {name} returns")
     shape = preparation_named(dataset.advice.augment).output_shape(dataset.input_shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metis.config import Config
+from metis.config import Config, late_learners
 from metis.core.controller import Controller
 from metis.core.recipes import Recipe, Settings, recipe
 from metis.core.types import Snapshot
@@ -35,7 +35,7 @@ def controller_of(config: Config, start: Snapshot, num_classes: int) -> Controll
     `num_classes` is what judges count; 0 for a regression.
     """
     chosen = recipe_of(config)
-    late = {incident.learner for incident in config.incidents if incident.kind == "join"}
+    late = late_learners(config.incidents)
     return Controller(
         community=chosen.community,
         weighting=chosen.weighting,

@@ -22,9 +22,17 @@ def call(spec: str, where: str) -> Any:
     sys.modules.setdefault(location.name, module)
     try:
         location.loader.exec_module(module)
-    except Exception as error:
+        function = getattr(module, name, None)
+        if callable(function):
+            return function()
+    except Exception as error:  # whatever the user's own code raises
         raise ConfigError(f"{where} = {spec!r}: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"{where} = {spec!r}: {path} has no function {name!r}")
-    return function()
+    raise ConfigError(f"{where} = {spec!r}: {path} has no function {name!r}")
+
+
+def absolute(name: str) -> str:
+    """Return a name with the path in it, if it has one, made absolute."""
+    if name.endswith(".npz"):
+        return str(Path(name).expanduser().absolute())
+    path, sep, function = name.rpartition(":")
+    return f"{Path(path).absolute()}{sep}{function}" if path.endswith(".py") else name

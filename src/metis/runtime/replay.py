@@ -28,6 +28,13 @@ class Replayed:
 
 def replay(directory: Path, on_version: Callable[[int], None] = lambda version: None) -> Replayed:
     """Feed a run's events to a new controller; JournalError at the first thing that differs."""
+    try:
+        return _replay(directory, on_version)
+    except (KeyError, TypeError, ValueError) as error:
+        raise JournalError(f"{directory / JOURNAL}: a record is damaged: {error!r}") from error
+
+
+def _replay(directory: Path, on_version: Callable[[int], None]) -> Replayed:
     config = load(directory / CONFIG)
     records = read_journal(directory / JOURNAL)
     header = next(records, None)
@@ -64,6 +71,7 @@ def replay(directory: Path, on_version: Callable[[int], None] = lambda version: 
 def _verify(made: Publish, record: Record) -> None:
     name = f"version {record['version']}"
     _compare(f"number of {name}", made.snapshot.version, record["version"])
+    _compare(f"{name}: number of folds", len(made.folds), len(record["folds"]))
     for fold, told in zip(made.folds, record["folds"], strict=True):
         _compare(f"{name}: learner of task {fold.task}", fold.learner, told["learner"])
         _compare(f"{name}: weight of {fold.learner}", fold.weight, told["weight"])

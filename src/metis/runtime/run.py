@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from metis.config import Config, Incident, dump, load
 from metis.core import community, events, local_run, pacing, server_step, triggers, types, weighting
 from metis.core.controller import Controller, Ticket
-from metis.core.errors import MetisError, RunError
+from metis.core.errors import Interrupted, RunError
 from metis.core.types import Layout, Snapshot, Vector
 from metis.data.dataset import Dataset
 from metis.learn.flat import load_into
@@ -52,10 +52,6 @@ _CLASSES = [Controller, Ticket, Incident] + [
     for value in vars(module).values()
     if isinstance(value, type) and hasattr(value, "__dataclass_fields__")
 ]
-
-
-class Interrupted(MetisError):  # noqa: N818 (it is no error)
-    """The user stopped the run; what is on disk can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,10 @@ class Result:
         run = Run(self.config.policy, self.directory or Path(), records, self.summary)
         figure = accuracy_over_time([run])
         if path is not None:
-            figure.savefig(path)
+            try:
+                figure.savefig(path)
+            except (OSError, ValueError) as error:
+                raise RunError(f"cannot write {path}: {error}") from None
         return figure
 
 
@@ -130,15 +129,37 @@ def resume(
         raise RunError(f"{directory} holds no run: there is no {CONFIG} in it")
     if (directory / SUMMARY).exists():
         raise RunError(f"the run in {directory} is finished; see {directory / SUMMARY}")
-    federation = assemble(load(directory / CONFIG), model, data)
-    began = federation.header
+    return _go_on(assemble(load(directory / CONFIG), model, data), directory, listeners)
+
+
+def run_or_resume(
+    config: Config, out: Path, listeners: tuple[Listener, ...] = ()
+) -> dict[str, Any]:
+    """Return a run's summary: as it is there, or after going on with it, or from the start.
+
+    What is there must have been made by the same config.
+    """
+    if not (out / CONFIG).is_file():
+        return run(config, out, listeners=listeners).summary
+    federation = assemble(config)
+    if load(out / CONFIG) != federation.config:
+        raise RunError(f"{out} holds a run of another config; choose another directory")
+    if (out / SUMMARY).is_file():
+        summary: dict[str, Any] = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+        return summary
+    return _go_on(federation, out, listeners).summary
+
+
+def _go_on(federation: Federation, directory: Path, listeners: tuple[Listener, ...]) -> Result:
+    header = json.loads(json.dumps(federation.header))
+    began = header
     if (directory / JOURNAL).exists():  # not if it was killed before the first record
-        began = next(read_journal(directory / JOURNAL), began)
-    for what in ("dataset", "layout", "initial"):
-        if began[what] != federation.header[what]:
+        began = next(read_journal(directory / JOURNAL), header)
+    for what, now in header.items():
+        if began.get(what) != now:
             raise RunError(
-                f"{directory} was begun with {what} {began[what]}, this is "
-                f"{federation.header[what]}; pass the same model and data as then"
+                f"{directory} was begun with another {what}: "
+                "pass the same model and data as then, and leave its config as it is"
             )
     return _Session(federation, directory, listeners).run(resumed=True)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from metis.config import Incident
+from metis.config import Incident, late_learners
 from metis.core.controller import Controller
 from metis.core.errors import RunError
 from metis.core.events import (
@@ -92,7 +92,7 @@ class Simulation:
 
     def start(self) -> None:
         """Put the first moments on the agenda: who joins, and what will happen to whom."""
-        late = {i.learner for i in self.plan.incidents if i.kind == "join"}
+        late = late_learners(self.plan.incidents)
         for learner, profile in self.plan.profiles.items():
             if learner in late:
                 self.world.down.add(learner)
@@ -312,9 +312,7 @@ class Simulation:
         if learner in self.world.down:
             self._renew_lease(task, math.inf)
             return
-        received = Task(
-            task.number, learner, Snapshot(version, weights), task.committed_steps, task.max_steps
-        )
+        received = replace(task, start=Snapshot(version, weights))
         seconds = self.plan.costs[learner].transfer_seconds(len(packet)) * self.world.slowness_of(
             learner
         )
@@ -387,6 +385,8 @@ class Simulation:
             case "slow":
                 world.slowness[learner] = incident.factor
             case "join" | "restart":
+                if learner not in world.down:
+                    self._go_down(learner)  # a restart: what it had under way is gone
                 world.down.discard(learner)
                 self._tell(Joined(self.plan.profiles[learner]))
             case "leave" | "withdraw":

@@ -42,8 +42,13 @@ def build(
     known = list(inspect.signature(MODELS[name]).parameters)[2:]
     for option in options:
         if option not in known:
+            if not known:
+                raise ModelError(f"{name} has no options, so {option!r} cannot be set")
             raise ModelError(unknown(f"option of {name}", option, known))
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would reseed every accelerator too and not put it back.
         torch.default_generator.manual_seed(seed)
-        return MODELS[name](tuple(input_shape), num_outputs, **options)
+        try:
+            return MODELS[name](tuple(input_shape), num_outputs, **options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{name} cannot be built with {options}: {error}") from error
