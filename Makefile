@@ -34,6 +34,7 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/community.py --out docs/results/figure2.json --plot docs/results/figure2.png
 	$(BIN)/python benchmarks/agenda.py --out docs/results/agenda.json
+	$(BIN)/python benchmarks/tables.py
 
 soak: $(READY)
 	$(BIN)/python -m tests.fuzz.soak --schedules 20000
