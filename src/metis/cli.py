@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from metis import __version__
 from metis import config as configuration
 from metis.config import Config
 from metis.core.errors import ConfigError, Interrupted, MetisError, RunError
@@ -23,7 +24,9 @@ from metis.core.recipes import POLICIES, Settings
 app = typer.Typer(
     name="metis",
     help="Federated learning for learners that differ in data and speed.",
+    epilog="First steps:  metis run   |   metis compare   |   metis config > fed.toml",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -66,6 +69,17 @@ def main() -> None:
 def _complain(what: str, message: str) -> None:
     complaints.print(what, end="")
     complaints.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.callback()
+def version(
+    show: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+    ] = False,
+) -> None:
+    if show:
+        print(f"metis {__version__}")
+        raise typer.Exit
 
 
 # ---- run --------------------------------------------------------------------------------------
@@ -148,7 +162,7 @@ def compare(
         console.print_json(json.dumps(summaries))
 
 
-@app.command()
+@app.command(epilog="Example:  metis report runs/compare")
 def report(
     directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs to show.")],
     out: Annotated[
@@ -160,7 +174,7 @@ def report(
     _report(out or directories[0], found)
 
 
-@app.command()
+@app.command(epilog="Example:  metis replay runs/kept  (made with --set output.keep_updates=true)")
 def replay(
     directory: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False
 ) -> None:
@@ -237,7 +251,7 @@ def _fresh(base: Path) -> Path:
 # ---- what there is ----------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(epilog="Example:  metis policies --json")
 def policies(as_json: AsJson = False) -> None:
     """List the policies."""
     rows = []
@@ -266,13 +280,13 @@ def policies(as_json: AsJson = False) -> None:
     console.print(table)
 
 
-@app.command("config")
+@app.command("config", epilog="Example:  metis config --set policy=sync-dvw > fed.toml")
 def show_config(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Print a commented config file: the defaults, or a file completed with them."""
     print(configuration.dump(_load(config, set_), comments=True), end="")
 
 
-@data_app.command("list")
+@data_app.command("list", epilog="Example:  metis data list --json")
 def data_list(as_json: AsJson = False) -> None:
     """List the data sources and whether they are at hand."""
     from metis.data.sources import SOURCES, cache_directory, is_ready
