@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from metis import __version__
 from metis import config as configuration
 from metis.config import Config
 from metis.core.errors import ConfigError, Interrupted, MetisError, RunError
@@ -77,6 +76,8 @@ def version(
         bool, typer.Option("--version", help="Print the version.", is_eager=True)
     ] = False,
 ) -> None:
+    from metis import __version__
+
     if show:
         print(f"metis {__version__}")
         raise typer.Exit
