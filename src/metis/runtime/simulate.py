@@ -125,7 +125,7 @@ class Simulation:
             case _, Tell(event, num_bytes):
                 self._tell(event, num_bytes)
             case _, LeaseEnds(task_number, learner, renewal):
-                if world.renewals[learner] == renewal:
+                if world.renewals.get(learner, 0) == renewal:
                     self._tell(TaskExpired(task_number))
             case _, Happen(incident):
                 self._happen(incident)
