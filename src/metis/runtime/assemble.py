@@ -39,7 +39,7 @@ from metis.runtime.simulate import Plan
 if TYPE_CHECKING:
     from torch import nn
 
-#: Models with fewer values than this are trained on one thread: dividing the work costs more.
+#: Models with fewer values than this are trained on one thread by default: see docs/why.md.
 SMALL_MODEL = 200_000
 
 
