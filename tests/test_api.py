@@ -114,6 +114,7 @@ class LooksUpAKey(ReturnsAPair):
         ({"data": (1, 2)}, "must be a metis.Dataset, not a tuple"),
         ({"policy": "async-dwv"}, "did you mean 'async-dvw'"),
         ({"learner": 3}, "did you mean 'learners'"),
+        ({"config": {"policy": "async-dvw"}}, "config is the path of a TOML file"),
         ({"learners": 1000}, "1000 learners cannot share 180 examples"),
         ({"validation": {"self_score": "exclude"}, "learners": 1}, "nobody to judge"),
         (
@@ -130,9 +131,7 @@ def test_a_wrong_argument_is_a_metis_error(values: dict[str, Any], message: str)
         metis.simulate(**{**SMALL, "model": net(), "data": points(), **values})
 
 
-def test_a_run_of_ones_own_parts_is_resumed_with_the_same_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_ones_own_parts_is_resumed_with_the_same_parts(tmp_path: Path) -> None:
     from metis.config import load
     from metis.runtime.run import run
 

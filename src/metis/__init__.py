@@ -9,6 +9,7 @@ print(result.final_accuracy)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from metis.core.errors import MetisError
@@ -24,7 +25,7 @@ __version__ = "0.1.0"
 
 
 def simulate(
-    config: str | None = None,
+    config: str | PathLike[str] | None = None,
     *,
     model: nn.Module | Mapping[str, Any] | None = None,
     data: Dataset | Mapping[str, Any] | None = None,
@@ -47,6 +48,8 @@ def simulate(
     from metis.report.live import LiveView
     from metis.runtime import run as runs
 
+    if config is not None and not isinstance(config, str | PathLike):
+        raise MetisError("config is the path of a TOML file; pass values as keywords: policy=...")
     module = None if isinstance(model, Mapping) else model
     dataset = None if isinstance(data, Mapping) else data
     for name, given in (("model", model), ("data", data)):
@@ -54,8 +57,8 @@ def simulate(
             values[name] = given
     if resume is not None and (config is not None or out is not None or values):
         raise MetisError("resume takes its settings from the run's own directory, no others")
-    path = config if resume is None else str(Path(resume) / "config.toml")
-    chosen = load(path, **values)
+    source = config if resume is None else Path(resume) / "config.toml"
+    chosen = load(None if source is None else Path(source), **values)
     with ExitStack() as stack:
         listeners: tuple[Any, ...] = ()
         if progress:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,8 +115,14 @@ def run(
     else:
         chosen = _load(config, set_, seed=seed, device=device, policy=policy)
         directory = out or _fresh(Path("runs") / chosen.policy)
-    mode = "new" if resume is None else "resume"
-    summary = _simulate(chosen, directory, quiet or as_json, chosen.policy, mode)
+    from metis.runtime import run as runs
+
+    def work(listeners: tuple[Any, ...]) -> dict[str, Any]:
+        if resume is not None:
+            return runs.resume(directory, listeners=listeners).summary
+        return runs.run(chosen, directory, listeners=listeners).summary
+
+    summary = _watch(chosen, quiet or as_json, chosen.policy, work)
     _report(directory, [directory], show=not as_json)
     if as_json:
         console.print_json(json.dumps(summary))
@@ -152,11 +159,14 @@ def compare(
         for number in numbers
     ]
     directory = out or _fresh(Path("runs") / "compare")
+    from metis.runtime.run import run_or_resume
+
     directories, summaries = [], []
     for position, (name, number, chosen) in enumerate(plans, 1):
         target = directory / (name if number is None else f"{name}-seed{number}")
         title = f"{position}/{len(plans)} {target.name}"
-        summaries.append(_simulate(chosen, target, quiet or as_json, title))
+        work = partial(run_or_resume, chosen, target)
+        summaries.append(_watch(chosen, quiet or as_json, title, work))
         directories.append(target)
     _report(directory, directories, show=not as_json)
     if as_json:
@@ -199,22 +209,16 @@ def _load(path: Path | None, overrides: list[str] | None, **values: Any) -> Conf
     return configuration.load(path, overrides or (), **given)
 
 
-def _simulate(
-    chosen: Config, out: Path, quiet: bool, title: str, mode: str = "either"
+def _watch(
+    chosen: Config, quiet: bool, title: str, work: Callable[[tuple[Any, ...]], dict[str, Any]]
 ) -> dict[str, Any]:
+    """Do the work before the user's eyes; it is given the live view to tell of its records."""
     from metis.report.live import LiveView
-    from metis.runtime.run import resume, run, run_or_resume
 
-    with contextlib.ExitStack() as stack:
-        listeners: tuple[Any, ...] = ()
-        if not quiet:
-            view = LiveView(*chosen.horizon.limits(), console, title)
-            listeners = (stack.enter_context(view),)
-        if mode == "new":
-            return run(chosen, out, listeners=listeners).summary
-        if mode == "resume":
-            return resume(out, listeners=listeners).summary
-        return run_or_resume(chosen, out, listeners)
+    if quiet:
+        return work(())
+    with LiveView(*chosen.horizon.limits(), console, title) as view:
+        return work((view,))
 
 
 def _report(directory: Path, runs: list[Path], show: bool = True) -> None:

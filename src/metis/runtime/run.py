@@ -172,14 +172,15 @@ def _claim(out: Path, federation: Federation) -> None:
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / CONFIG).write_text(dump(federation.config), encoding="utf-8")
         if federation.config.output.keep_updates:
             (out / UPDATES).mkdir(exist_ok=True)
+            start = federation.controller.current.weights
+            save_safetensors(out / INITIAL, start, federation.layout)
+        # Last and whole: a directory with a config can be resumed.
+        partial(out / CONFIG).write_text(dump(federation.config), encoding="utf-8")
+        put_in_place(out / CONFIG)
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from None
-    if federation.config.output.keep_updates:
-        start = federation.controller.current.weights
-        save_safetensors(out / INITIAL, start, federation.layout)
 
 
 class _Session:
@@ -203,7 +204,7 @@ class _Session:
             federation.learners,
             self._journal,
             keep=self._keep if keep else None,
-            publish=self._tested,
+            tested=self._tested,
         )
         self._best = federation.controller.current.weights
         self._checkpointed = time.monotonic()

@@ -74,17 +74,17 @@ class Simulation:
         learners: Learners,
         journal: Journal,
         keep: Callable[[int, Vector], None] | None = None,
-        publish: Callable[[Snapshot, bool], None] | None = None,
+        tested: Callable[[Snapshot, bool], None] | None = None,
     ) -> None:
-        """`keep` is given every update's task and weights; `publish` every tested snapshot, and
-        whether it is the best so far."""
+        """`keep` is given every update's task and weights; `tested` every snapshot that was
+        tested, and whether it is the best so far."""
         self.plan = plan
         self.controller = controller
         self.learners = learners
         self.journal = journal
         self.world = World()
         self._keep = keep
-        self._publish = publish
+        self._tested = tested
         self._packet: tuple[int, bytes, Vector] | None = None  # the version sent last
         self._judged = controller.weighting.judged_by != "nobody"
         # Anybody may be unlucky a few times; a federation in which everybody is, is stuck.
@@ -290,8 +290,8 @@ class Simulation:
         if best:
             self.world.best_score = result.score
         self.world.last_tested = snapshot.version
-        if self._publish is not None:
-            self._publish(snapshot, best)
+        if self._tested is not None:
+            self._tested(snapshot, best)
 
     def _hand_out(self, task: Task) -> None:
         learner, version = task.learner, task.start.version
