@@ -15,7 +15,6 @@ import argparse
 import heapq
 import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from machine import machine
 from metis.codecs.dense import Dense
 from metis.core.community import CachedAverage, Community, RoundAverage
 from metis.core.controller import Controller
@@ -90,11 +90,17 @@ class Idle:
     def profiles(self) -> Sequence[Profile]:
         return self._profiles
 
-    def begin(self, task: Task, with_loss: bool) -> float | None:
-        return None
+    def begin(self, task: Task, with_loss: bool) -> None:
+        pass
 
-    def advance(self, learner: LearnerId, num_steps: int, with_loss: bool) -> float | None:
-        return None
+    def expect(self, learner: LearnerId, num_steps: int) -> None:
+        pass
+
+    def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
+        return ()
+
+    def is_computed(self, learner: LearnerId, num_steps: int) -> bool:
+        return True
 
     def finish(self, learner: LearnerId) -> Vector:
         return self._weights
@@ -102,8 +108,11 @@ class Idle:
     def abandon(self, learner: LearnerId) -> None:
         pass
 
-    def evaluate(self, weights: Vector, judges: Sequence[LearnerId]) -> list[Counts | None]:
-        return [self._counts] * len(judges)
+    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+        return [0] * len(judges)
+
+    def answer(self, question: int) -> Counts | None:
+        return self._counts
 
     def test(self, weights: Vector) -> TestResult:
         return TestResult(score=0.5, loss=1.0)
@@ -112,6 +121,9 @@ class Idle:
         return None
 
     def restore(self, state: object) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -206,26 +218,6 @@ def bare_heap_seconds(num_waiting: int, num_events: int) -> float:
         now, _, name = heapq.heappop(agenda)
         heapq.heappush(agenda, (now + delays[number % 4096], number, name))
     return time.perf_counter() - start
-
-
-def machine(load_average: float) -> dict[str, Any]:
-    """Return what the figures depend on besides the code."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load_average_at_start": load_average,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

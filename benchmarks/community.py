@@ -18,7 +18,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from machine import machine
 from metis.core.community import CachedAverage
 from metis.core.kernels import divide, is_compiled, num_threads
 from metis.core.types import LearnerId, Update, Vector, frozen
@@ -47,7 +47,11 @@ def main() -> None:
     load_average = os.getloadavg()[0]  # what others were doing meanwhile matters most of all
 
     rows = [row for size in sizes for row in measure(size, budget, options.quick)]
-    result = {"machine": machine(sizes, load_average), "rows": rows, "targets": targets(rows)}
+    about = machine(load_average) | {
+        "numba": importlib.metadata.version("numba") if is_compiled() else None,
+        "threads": {str(size): num_threads(size) for size in sizes},
+    }
+    result = {"machine": about, "rows": rows, "targets": targets(rows)}
     text = json.dumps(result, indent=2)
     print(text)
     if options.out:
@@ -145,19 +149,6 @@ def targets(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def machine(sizes: tuple[int, ...], load_average: float) -> dict[str, Any]:
-    """Return what the figures depend on besides the code."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load_average_at_start": load_average,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": importlib.metadata.version("numba") if is_compiled() else None,
-        "threads": {str(size): num_threads(size) for size in sizes},
-    }
-
-
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw cost against number of learners, one colour per model size."""
     import matplotlib
@@ -208,15 +199,6 @@ def _available() -> int:
     except OSError:
         return MODEL_BYTES
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

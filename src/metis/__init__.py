@@ -18,7 +18,7 @@ from metis.data.dataset import Advice, Dataset
 if TYPE_CHECKING:
     from torch import nn
 
-    from metis.runtime.run import Result
+    from metis.runtime.session import Result
 
 __all__ = ["Advice", "Dataset", "MetisError", "load_into", "simulate"]
 __version__ = "0.1.0"

@@ -140,6 +140,14 @@ def compare(
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the runs.")] = None,
     device: Device = None,
+    together: Annotated[
+        bool | None,
+        typer.Option(
+            "--together/--apart",
+            help="Compute the learners of all runs together; the default on a GPU.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -159,18 +167,44 @@ def compare(
         for number in numbers
     ]
     directory = out or _fresh(Path("runs") / "compare")
-    from metis.runtime.run import run_or_resume
-
-    directories, summaries = [], []
-    for position, (name, number, chosen) in enumerate(plans, 1):
-        target = directory / (name if number is None else f"{name}-seed{number}")
-        title = f"{position}/{len(plans)} {target.name}"
-        work = partial(run_or_resume, chosen, target)
-        summaries.append(_watch(chosen, quiet or as_json, title, work))
-        directories.append(target)
+    targets = [
+        (directory / (name if number is None else f"{name}-seed{number}"), chosen)
+        for name, number, chosen in plans
+    ]
+    if together is None:
+        together = all(chosen.device == "cuda" for _, chosen in targets)
+    each = _together if together and len(targets) > 1 else _one_by_one
+    summaries = each(targets, quiet or as_json)
+    directories = [target for target, _ in targets]
     _report(directory, directories, show=not as_json)
     if as_json:
         console.print_json(json.dumps(summaries))
+
+
+def _one_by_one(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[str, Any]]:
+    from metis.runtime.run import run_or_resume
+
+    summaries = []
+    for position, (target, chosen) in enumerate(targets, 1):
+        work = partial(run_or_resume, chosen, target)
+        title = f"{position}/{len(targets)} {target.name}"
+        summaries.append(_watch(chosen, quiet, title, work))
+    return summaries
+
+
+def _together(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[str, Any]]:
+    from metis.report.many import ManyView
+    from metis.runtime.together import Plan, run_together
+
+    if quiet:
+        return run_together([Plan(chosen, target) for target, chosen in targets])
+    with ManyView(console) as view:
+        return run_together(
+            [
+                Plan(chosen, target, (view.listener(target.name, *chosen.horizon.limits()),))
+                for target, chosen in targets
+            ]
+        )
 
 
 @app.command(epilog="Example:  metis report runs/compare")
@@ -289,6 +323,44 @@ def policies(as_json: AsJson = False) -> None:
 def show_config(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Print a commented config file: the defaults, or a file completed with them."""
     print(configuration.dump(_load(config, set_), comments=True), end="")
+
+
+@app.command(epilog="Example:  metis tune fed.toml --out tuned.toml")
+def tune(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    device: Device = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each trial.")] = 10.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the config with the fastest engine here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which engine computes a federation fastest here. Runs never do so themselves."""
+    from dataclasses import asdict, replace
+
+    from metis.runtime.tune import Trial
+    from metis.runtime.tune import tune as measure
+
+    chosen = _load(config, set_, device=device)
+
+    def show(trial: Trial) -> None:
+        if not as_json:
+            found = trial.note or f"{trial.samples_per_second:,.0f} samples/s"
+            console.print(f"{trial.engine:<10} {trial.threads} threads  {found}", highlight=False)
+
+    trials = measure(chosen, seconds, show)
+    best = trials[0]
+    if out is not None:
+        tuned = replace(chosen, engine=best.engine, threads=best.threads)
+        try:
+            out.write_text(configuration.dump(tuned, comments=True), encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write {out}: {error.strerror}") from None
+    if as_json:
+        console.print_json(json.dumps([asdict(trial) for trial in trials]))
+    else:
+        _tell(f"fastest: engine = {best.engine}, threads = {best.threads}")
 
 
 @data_app.command("list", epilog="Example:  metis data list --json")

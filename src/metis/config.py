@@ -21,6 +21,10 @@ from metis.tables import key, table
 DEFAULT_LEARNERS = 10
 DEFAULT_SECONDS = 300.0
 
+#: See `learn.engines` and `learn.training`, which this file must not import: they need torch.
+ENGINES = ("auto", "loop", "stack", "processes", "graphs")
+PRECISIONS = ("float32", "tf32", "bf16")
+
 #: Stands for a model or dataset that was passed in Python and cannot be named in a file.
 PASSED = "passed in Python"
 
@@ -232,11 +236,22 @@ class Config:
     learners: int = key(DEFAULT_LEARNERS, "how many take part", low=1, high=1_000_000)
     seed: int = key(paper.SEED, "same seed, same bytes", low=0, high=2**63 - 1)
     device: str = key("cpu", "where to compute", choices=("cpu", "cuda"))
+    engine: str = key(
+        "auto",
+        "how learners are computed: one by one, stacked, side by side; see docs/performance.md",
+        choices=ENGINES,
+    )
     threads: int | None = key(
         None,
-        "of torch; part of what makes bytes equal; default: 1 for small models",
+        "cores to compute with; default: all, but 1 for a stack and on a GPU",
         low=1,
         high=1024,
+    )
+    precision: str = key(
+        "tf32", "of products on a GPU; bf16: autocast, on a CPU too", choices=PRECISIONS
+    )
+    memory_gib: float = key(
+        8.0, "what learners that are computed together may take at once", above=0
     )
     data: Data = table(Data, "what is learned")
     model: Model = table(Model, "by which model")

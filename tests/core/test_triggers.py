@@ -150,6 +150,33 @@ def test_any_of_fires_with_the_first_of_its_triggers() -> None:
     assert trigger(after(1.0, 2.0, behind=5, cycles=(5,)))
 
 
+def test_a_trigger_never_fires_before_the_epochs_it_is_certain_of() -> None:
+    rising = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    for trigger, certain in (
+        (AfterEpochs(4), 4),
+        (ValidationCycle(0, vc_tomb=2), 1),
+        (WhenStale(), 1),
+        (AnyOf((AfterEpochs(5), AfterEpochs(3))), 3),
+        (AnyOf((ValidationCycle(0, vc_tomb=0), AfterEpochs(5))), 1),
+        (AnyOf((WhenStale(), AfterEpochs(5))), 1),
+    ):
+        assert trigger.certain_epochs == certain
+        fired = epochs_until_fired(trigger, rising)
+        assert fired is None or fired >= certain
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_may_end_a_cycle_after_its_first_epoch(loss: float) -> None:
+    """So no more than one epoch is certain, however many tombstones are allowed for."""
+    trigger = ValidationCycle(vc_loss=3, vc_tomb=6)
+    assert epochs_until_fired(trigger, [1.0, loss]) == trigger.certain_epochs == 1
+
+
+def test_staleness_may_end_a_cycle_after_its_first_epoch() -> None:
+    trigger = WhenStale(num_cycles=1)
+    assert trigger(after(epochs=trigger.certain_epochs, behind=8, cycles=(7,)))
+
+
 def test_triggers_are_values() -> None:
     assert AnyOf((AfterEpochs(4), WhenStale())) == AnyOf((AfterEpochs(4), WhenStale(20)))
     assert len({ValidationCycle(1, 2), ValidationCycle(1, 2), ValidationCycle(1, 3)}) == 2

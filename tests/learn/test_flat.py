@@ -75,6 +75,140 @@ def test_a_flat_module_still_trains() -> None:
     assert (flat.to_vector() != before).sum() > 40
 
 
+class Picturing(nn.Module):
+    """Filters of every kind, and what else is there in a network for pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.by_channel = nn.Conv2d(4, 4, (3, 2), groups=4)
+        self.up = nn.ConvTranspose2d(4, 2, 2, bias=False)
+        self.pointwise = nn.Conv2d(2, 3, 1)
+        self.flat = nn.Flatten()
+        self.head = nn.Linear(3 * 3 * 4, 2)
+        self.line = nn.Conv1d(1, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(self.by_channel(torch.relu(self.norm(self.first(x)))))
+        x = self.head(self.flat(self.pointwise(x)))
+        lines: Tensor = self.line(x.unsqueeze(1))
+        return lines.flatten(1)
+
+
+def test_channels_last_is_for_the_filters_of_two_dimensions_only() -> None:
+    flat = flatten(Picturing(), channels_last=True)
+
+    assert [place.name for place in flat.channels_last] == [
+        "first.weight",
+        "by_channel.weight",
+        "up.weight",
+        "pointwise.weight",
+    ]
+    assert flatten(Picturing()).channels_last == ()
+
+
+def test_the_vector_is_in_the_layouts_order_wherever_the_channels_are() -> None:
+    module = Picturing()
+    before, layout = vector_of(module), layout_of(module)
+    flat = flatten(module, channels_last=True)
+
+    assert flat.layout == layout
+    assert flat.to_vector().tobytes() == before.tobytes()
+    assert vector_of(module).tobytes() == before.tobytes()
+    flat.load_vector(np.arange(layout.size, dtype=np.float32))
+    assert flat.to_vector().tolist() == list(range(layout.size))
+    places = {place.name: place for place in layout.tensors}
+    for name, tensor in module.state_dict().items():
+        if name != "norm.num_batches_tracked":
+            place = places[name]
+            wanted = torch.arange(place.offset, place.offset + place.size).view(place.shape)
+            assert torch.equal(tensor, wanted.float()), name
+
+
+def test_arranging_a_vector_and_taking_it_back_are_inverse() -> None:
+    flat = flatten(Picturing(), channels_last=True)
+    rng = np.random.default_rng(0)
+    vector = rng.normal(size=flat.layout.size).astype(np.float32)
+    kept = vector.copy()
+    values = flat.arranged(vector)
+
+    assert flat.as_vector(values).tobytes() == vector.tobytes()
+    assert torch.equal(flat.arranged(flat.as_vector(flat.values)), flat.values)
+    assert values.tolist() != vector.tolist()
+    assert sorted(values.tolist()) == sorted(vector.tolist())
+    # Neither shares memory with what it was made from.
+    values.zero_()
+    assert vector.tobytes() == kept.tobytes()
+    taken = flat.as_vector(flat.values)
+    before = taken.copy()
+    flat.values.zero_()
+    assert taken.tobytes() == before.tobytes()
+    assert not taken.flags.writeable
+    with pytest.raises(ModelError, match=r"values, but the vector has shape \(5,\)"):
+        flat.arranged(np.zeros(5, np.float32))
+
+
+def test_filters_with_their_channels_last_are_views_of_the_values() -> None:
+    module = Picturing()
+    parameters = list(module.parameters())
+    flat = flatten(module, channels_last=True)
+
+    assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
+    for part in (module.first, module.by_channel, module.up, module.pointwise):
+        assert part.weight.is_contiguous(memory_format=torch.channels_last)
+    flat.values.fill_(3.0)
+    assert all(bool((tensor == 3.0).all()) for tensor in parameters)
+    with torch.no_grad():
+        module.first.weight[1, 2, 0, 1] = 7.0
+    place = next(place for place in flat.layout.tensors if place.name == "first.weight")
+    position = int(np.ravel_multi_index((1, 2, 0, 1), place.shape))
+    assert flat.to_vector()[place.offset + position] == 7.0
+    assert int((flat.values == 7.0).sum()) == 1
+    # Among the values it lies at row 0, column 1, channel 2 of filter 1.
+    position = int(np.ravel_multi_index((1, 0, 1, 2), (4, 3, 3, 3)))
+    assert flat.values[place.offset + position] == 7.0
+
+
+def test_values_are_cut_into_parts_without_copying() -> None:
+    module = Picturing()
+    flat = flatten(module, channels_last=True)
+    state = {
+        name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()
+    }
+    parts = flat.parts(flat.values)
+
+    assert list(parts) == [place.name for place in flat.layout.tensors] == list(state)
+    for name, part in parts.items():
+        assert part.shape == state[name].shape
+        assert part.stride() == state[name].stride()
+        assert part.data_ptr() == state[name].data_ptr()
+    others = flat.arranged(np.arange(flat.layout.size, dtype=np.float32))
+    for place in flat.layout.tensors:
+        part = flat.parts(others)[place.name]
+        assert part.flatten().tolist() == list(range(place.offset, place.offset + place.size))
+        part.fill_(-1.0)
+    assert bool((others == -1.0).all())
+
+
+def test_a_flat_module_computes_and_trains_the_same_wherever_the_channels_are() -> None:
+    x = torch.randn(6, 3, 6, 6)
+    found = []
+    for channels_last in (False, True):
+        torch.manual_seed(1)
+        module = Picturing()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+        flat = flatten(module, channels_last)
+        given = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.autograd.backward(module(given).square().sum())
+            optimizer.step()
+        found.append(flat.to_vector())
+
+    assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-4)
+
+
 def test_a_result_loads_into_a_module_of_ones_own_in_one_call(tmp_path: Path) -> None:
     trained = Tied()
     path = tmp_path / "model.safetensors"

@@ -36,44 +36,80 @@ PACKET = HEADER.size + 4 * 2  # bytes of a model of two values
 
 
 class Counting:
-    """Learners whose model is the number of steps they have done; `broken` ones fail."""
+    """Learners whose model is the number of steps they have done; `broken` ones fail.
+
+    Holds the simulator to its side of the contract: nothing is fetched that was not announced,
+    a model is taken when all that was announced is done, and a question is answered once.
+    """
 
     def __init__(self, profiles: Sequence[Profile], broken: frozenset[str] = frozenset()) -> None:
         self._profiles = profiles
         self._broken = broken
         self._steps: dict[LearnerId, int] = {}
+        self._expected: dict[LearnerId, int] = {}
+        self._with_loss: dict[LearnerId, bool] = {}
+        self._judges: list[LearnerId | None] = []  # by question; None once it is answered
 
     def profiles(self) -> Sequence[Profile]:
         return self._profiles
 
-    def begin(self, task: Task, with_loss: bool) -> float | None:
-        self._steps[task.learner] = 0
-        return 1.0 if with_loss else None
+    def begin(self, task: Task, with_loss: bool) -> None:
+        assert task.learner not in self._steps
+        self._steps[task.learner] = self._expected[task.learner] = 0
+        self._with_loss[task.learner] = with_loss
 
-    def advance(self, learner: LearnerId, num_steps: int, with_loss: bool) -> float | None:
+    def expect(self, learner: LearnerId, num_steps: int) -> None:
+        self._expected[learner] = max(self._expected[learner], num_steps)
+
+    def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
+        first = self._steps[learner] == 0
+        self._steps[learner] += num_steps
+        assert self._steps[learner] <= self._expected[learner]
         if learner in self._broken:
             raise FloatingPointError(f"loss of {learner} is nan")
-        self._steps[learner] += num_steps
-        return 1.0 if with_loss else None
+        return (1.0,) * (1 + first) if self._with_loss[learner] else ()
+
+    def is_computed(self, learner: LearnerId, num_steps: int) -> bool:
+        return True
 
     def finish(self, learner: LearnerId) -> Vector:
+        assert self._steps[learner] == self._expected[learner]
         return frozen(np.full(2, self._steps.pop(learner), dtype=np.float32))
 
     def abandon(self, learner: LearnerId) -> None:
         self._steps.pop(learner, None)
+        self._judges = [None if judge == learner else judge for judge in self._judges]
 
-    def evaluate(self, weights: Vector, judges: Sequence[LearnerId]) -> list[Counts | None]:
-        return [ClassCounts(np.array([[3, 1], [1, 5]])) for _ in judges]
+    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+        first = len(self._judges)
+        self._judges += judges
+        return list(range(first, len(self._judges)))
+
+    def answer(self, question: int) -> Counts | None:
+        assert self._judges[question] is not None
+        self._judges[question] = None
+        return ClassCounts(np.array([[3, 1], [1, 5]]))
 
     def test(self, weights: Vector) -> TestResult:
         return TestResult(score=float(weights[0]), loss=0.0)
 
     def state(self) -> object:
-        return dict(self._steps)
+        return {
+            "steps": dict(self._steps),
+            "expected": dict(self._expected),
+            "with_loss": dict(self._with_loss),
+            "judges": list(self._judges),
+        }
 
     def restore(self, state: object) -> None:
         assert isinstance(state, dict)
-        self._steps = dict(state)
+        self._steps = dict(state["steps"])
+        self._expected = dict(state["expected"])
+        self._with_loss = dict(state["with_loss"])
+        self._judges = list(state["judges"])
+
+    def close(self) -> None:
+        pass
 
 
 def federation(

@@ -25,6 +25,11 @@ class Trigger(Protocol):
     @property
     def needs_loss(self) -> bool: ...
 
+    @property
+    def certain_epochs(self) -> int:
+        """How many epochs a task takes at least, whatever happens in them."""
+        ...
+
     def __call__(self, progress: Progress) -> bool: ...
 
 
@@ -51,15 +56,28 @@ class LocalRun:
             return self.steps_per_epoch
         return min(self.steps_per_epoch, self.task.max_steps - self.num_steps)
 
-    def after_steps(self, num_steps: int, loss: float | None, committed_steps: int) -> bool:
+    def certain_steps(self) -> int:
+        """Return how many steps in all the task will surely come to, if nothing cuts it short.
+
+        Where a loss is wanted after every epoch that is the next epoch only.
+        """
+        soon = self.num_steps + self.next_steps()
+        if self.trigger.needs_loss:
+            return soon
+        if self.task.max_steps is not None:
+            return self.task.max_steps
+        return max(soon, self.trigger.certain_epochs * self.steps_per_epoch)
+
+    def after_steps(self, num_steps: int, losses: Sequence[float], committed_steps: int) -> bool:
         """Record trained steps; return True when it is time to offer the model.
+
+        `losses` are the validation losses not recorded yet: at first that of the received model.
 
         `committed_steps` is the federation's S_c at this moment, not at the start of the epoch.
         """
         self.num_steps += num_steps
         self.epochs += num_steps == self.steps_per_epoch
-        if loss is not None:
-            self.losses.append(loss)
+        self.losses.extend(losses)
         steps_behind = committed_steps - self.task.committed_steps + self.num_steps
         if self.task.max_steps is not None:
             done = self.num_steps >= self.task.max_steps
@@ -85,34 +103,53 @@ class TestResult:
 class Learners(Protocol):
     """Every learner of a simulation, seen as one thing that computes.
 
-    The simulator decides *when* something is due; this decides how it is computed. An
-    implementation may train one learner at a time, or all that are in flight in one batched
-    program: results must not depend on the order of calls for different learners.
+    The simulator decides *when* something is due, this decides when and how it is computed. What
+    will be wanted is told beforehand (`expect`, `ask`) and fetched when its moment has come
+    (`advance`, `answer`), so an implementation may compute each thing alone when it is fetched,
+    all that is open together, or in other processes meanwhile. Results must not depend on the
+    order of calls for different learners.
     """
 
     def profiles(self) -> Sequence[Profile]: ...
 
-    def begin(self, task: Task, with_loss: bool) -> float | None:
-        """Load the task's start model; return its validation loss if asked for."""
+    def begin(self, task: Task, with_loss: bool) -> None:
+        """Take a task on. `with_loss`: the validation loss is wanted, at first and after steps."""
         ...
 
-    def advance(self, learner: LearnerId, num_steps: int, with_loss: bool) -> float | None:
-        """Train the learner's model by so many mini-batches; return its validation loss if asked.
+    def expect(self, learner: LearnerId, num_steps: int) -> None:
+        """Promise that the task will come to so many steps in all, unless it is abandoned."""
+        ...
 
-        Raises FloatingPointError when the training loss is not finite.
+    def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
+        """Bring the learner's model so many expected mini-batches further.
+
+        Returns the validation losses not told yet, if the task was begun with them: the received
+        model's the first time, then the present one's. Raises FloatingPointError when a training
+        loss or the validation loss is not finite.
         """
         ...
 
+    def is_computed(self, learner: LearnerId, num_steps: int) -> bool:
+        """Whether `advance` by so many steps would return at once."""
+        ...
+
     def finish(self, learner: LearnerId) -> Vector:
-        """Return the trained model and forget the task."""
+        """Return the trained model and forget the task. All that was expected is done by now."""
         ...
 
     def abandon(self, learner: LearnerId) -> None:
-        """Forget the task, if there is one. What was kept for the next task stays."""
+        """Forget the task, if there is one, and what the learner was asked as a judge.
+
+        What was kept for its next task stays.
+        """
         ...
 
-    def evaluate(self, weights: Vector, judges: Sequence[LearnerId]) -> list[Counts | None]:
-        """Return each judge's counts of one model on its own validation set."""
+    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+        """Have judges score one model on their own validation sets; return a number for each."""
+        ...
+
+    def answer(self, question: int) -> Counts | None:
+        """Return a judge's counts, once. None if it has no validation examples."""
         ...
 
     def test(self, weights: Vector) -> TestResult:
@@ -124,3 +161,7 @@ class Learners(Protocol):
         ...
 
     def restore(self, state: object) -> None: ...
+
+    def close(self) -> None:
+        """Give back what was taken from the machine; nothing can be computed afterwards."""
+        ...

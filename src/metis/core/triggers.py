@@ -27,6 +27,10 @@ class AfterEpochs:
     def needs_loss(self) -> bool:
         return False
 
+    @property
+    def certain_epochs(self) -> int:
+        return self.epochs
+
     def __call__(self, progress: Progress) -> bool:
         return progress.epochs >= self.epochs
 
@@ -53,6 +57,10 @@ class ValidationCycle:
     @property
     def needs_loss(self) -> bool:
         return True
+
+    @property
+    def certain_epochs(self) -> int:
+        return 1
 
     def __call__(self, progress: Progress) -> bool:
         if not all(map(math.isfinite, progress.losses)):
@@ -81,6 +89,10 @@ class WhenStale:
     def needs_loss(self) -> bool:
         return False
 
+    @property
+    def certain_epochs(self) -> int:
+        return 1
+
     def __call__(self, progress: Progress) -> bool:
         if len(progress.cycles) < self.num_cycles:
             return False
@@ -100,6 +112,10 @@ class AnyOf:
     @property
     def needs_loss(self) -> bool:
         return any(trigger.needs_loss for trigger in self.triggers)
+
+    @property
+    def certain_epochs(self) -> int:
+        return min(trigger.certain_epochs for trigger in self.triggers)
 
     def __call__(self, progress: Progress) -> bool:
         return any(trigger(progress) for trigger in self.triggers)

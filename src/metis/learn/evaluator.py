@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from metis.core.errors import DataError, ModelError
 from metis.core.types import ClassCounts, Counts, ErrorSums
-from metis.learn.prepare import Preparation
 from metis.learn.training import Loss
 
-# Results must not depend on memory that happens to be free, so this is a number, not a measure.
-EVALUATION_BATCH = 500
+# Results must not depend on memory that happens to be free, so these are numbers, not measures. A
+# GPU is not busy with 500 examples of a small network.
+EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Examples:
 
     x: Tensor
     y: Tensor
+    prepared: bool = False  # whether x is what a module is fed in evaluation mode
 
     @classmethod
     def on(
@@ -41,6 +42,19 @@ class Examples:
         return cls(_to(device, x), _to(device, y))
 
 
+#: Inputs that take no more than this are prepared once, not anew for every model.
+PREPARED_BYTES = 256 * 2**20
+
+
+def held_ready(examples: Examples, indices: Tensor, feed: Callable[[Tensor], Tensor]) -> Examples:
+    """Return some examples for scoring models, prepared if that takes little enough memory."""
+    x, y = examples.x[indices], examples.y[indices]
+    if len(y) == 0 or feed(x[:1]).nbytes * len(y) > PREPARED_BYTES:
+        return Examples(x, y)
+    parts = torch.split(x, EVALUATION_BATCH[x.device.type])
+    return Examples(torch.cat([feed(part) for part in parts]), y, prepared=True)
+
+
 def _to(device: torch.device, array: NDArray[Any]) -> Tensor:
     # torch cannot promise to leave a read-only array alone, and warns: such a one is copied.
     return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
@@ -51,12 +65,41 @@ def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(outputs.reshape(y.shape), y)
 
 
+def each_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """The squared error of each example."""
+    return (outputs.reshape(y.shape) - y).square()
+
+
+def each_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of each example."""
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a model does on some examples: its counts, and the sum of its losses."""
+
+    counts: Counts
+    loss: float
+    num_examples: int
+
+
+def pooled(scores: Sequence[Scores]) -> tuple[Counts, float]:
+    """Return the counts over all examples, and the mean loss. The order matters to the last bit."""
+    first, *rest = (part.counts for part in scores)
+    counts: Any = first
+    for more in rest:
+        counts = counts + more
+    num_examples = sum(part.num_examples for part in scores)
+    return counts, sum(part.loss for part in scores) / num_examples
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluator:
     """Applies the model that a module holds at the moment, in evaluation mode."""
 
     module: nn.Module
-    preparation: Preparation
+    feed: Callable[[Tensor], Tensor]  # makes stored inputs ready for the module
     loss: Loss
     num_classes: int
 
@@ -64,11 +107,11 @@ class Evaluator:
         """Feed the module two examples. Raises ModelError when it does not fit the data."""
         name = type(self.module).__name__
         few = Examples(examples.x[:2], examples.y[:2])
-        shape = tuple(self.preparation.evaluate(few.x).shape[1:])
+        shape = tuple(self.feed(few.x).shape[1:])
         self.module.eval()
         try:
             with torch.no_grad():
-                outputs = self.module(self.preparation.evaluate(few.x))
+                outputs = self.module(self.feed(few.x))
         except Exception as error:  # whatever the user's own module raises
             raise ModelError(f"{name} cannot take inputs of shape {shape}: {error!r}") from error
         if not isinstance(outputs, Tensor):
@@ -82,39 +125,48 @@ class Evaluator:
                 f"but {what} needs {wanted}"
             )
 
-    def mean_loss(self, examples: Examples, indices: Tensor) -> float:
-        """Return the mean loss over some examples."""
-        return self._apply(examples, indices)[1]
-
-    def counts(self, examples: Examples, indices: Tensor, sizes: Sequence[int]) -> list[Counts]:
-        """Return the counts of consecutive runs of examples, each of such a size, in one pass."""
-        return self._count(examples, indices, sizes, self._apply(examples, indices)[0])
-
-    def counts_and_loss(self, examples: Examples) -> tuple[Counts, float]:
-        """Return the counts and the mean loss over all examples."""
-        indices = torch.arange(len(examples.y), device=examples.y.device)
-        predicted, loss = self._apply(examples, indices)
-        return self._count(examples, indices, [len(indices)], predicted)[0], loss
-
-    def _apply(self, examples: Examples, indices: Tensor) -> tuple[Tensor, float]:
-        """Return the predicted class or number of each example, and the mean loss."""
-        self.module.eval()
-        predicted: list[Tensor] = []
+    def mean_loss(self, examples: Examples, indices: Tensor) -> Tensor:
+        """Return the mean loss over some examples, still on the device."""
         total = torch.zeros((), dtype=torch.float64, device=indices.device)
+        for part, outputs in self._outputs(examples, indices):
+            total += self.loss(outputs, examples.y[part]).double() * len(part)
+        return total / len(indices)
+
+    def predictions(self, examples: Examples, indices: Tensor) -> Tensor:
+        """Return the predicted class or number of each example, still on the device."""
+        return torch.cat([self._predicted(out) for _, out in self._outputs(examples, indices)])
+
+    def scores(self, examples: Examples, part: int, num_parts: int) -> list[Scores]:
+        """Return the scores of each batch in one of so many parts of all examples."""
+        indices = torch.arange(len(examples.y), device=examples.y.device)
+        batches = torch.split(indices, EVALUATION_BATCH[indices.device.type])
+        mine = batches[part * len(batches) // num_parts : (part + 1) * len(batches) // num_parts]
+        found = []
+        for batch in mine:
+            ((_, outputs),) = self._outputs(examples, batch)
+            y = examples.y[batch]
+            (counts,) = self.counts(y, self._predicted(outputs), [len(batch)])
+            loss = float(self.loss(outputs, y).double()) * len(batch)
+            found.append(Scores(counts, loss, len(batch)))
+        return found
+
+    def _outputs(self, examples: Examples, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give the indices of each batch, and what the model makes of it."""
+        self.module.eval()
         # no_grad, not inference_mode: what a module of the user's caches on its first pass here
         # (a positional table, say) must be fit for training later.
         with torch.no_grad():
-            for part in torch.split(indices, EVALUATION_BATCH):
-                y = examples.y[part]
-                outputs = self.module(self.preparation.evaluate(examples.x[part]))
-                predicted.append(outputs.argmax(1) if self.num_classes else outputs.reshape(-1))
-                total += self.loss(outputs, y).double() * len(part)
-        return torch.cat(predicted), float(total) / len(indices)
+            for part in torch.split(indices, EVALUATION_BATCH[indices.device.type]):
+                x = examples.x[part]
+                yield part, self.module(x if examples.prepared else self.feed(x)).float()
 
-    def _count(
-        self, examples: Examples, indices: Tensor, sizes: Sequence[int], predicted: Tensor
-    ) -> list[Counts]:
-        actual = examples.y[indices].cpu().numpy()
+    def _predicted(self, outputs: Tensor) -> Tensor:
+        """Return the predicted class or number of each example."""
+        return outputs.argmax(1) if self.num_classes else outputs.reshape(-1)
+
+    def counts(self, y: Tensor, predicted: Tensor, sizes: Sequence[int]) -> list[Counts]:
+        """Return the counts of consecutive runs of examples, each of such a size."""
+        actual = y.cpu().numpy()
         guessed = predicted.cpu().numpy()
         if not self.num_classes:
             ends = np.cumsum(sizes)[:-1]

@@ -27,6 +27,10 @@ SCHEDULES: Mapping[str, Callable[[int, int, float], float]] = {
     ),
 }
 
+#: float32 throughout; float32 whose products a GPU may round to 10 bits first; or bfloat16 where
+#: torch's autocast allows for it, on a CPU too. Weights and updates are float32 in any case.
+PRECISIONS = ("float32", "tf32", "bf16")
+
 # One evaluates the loss many times a step, the other takes sparse gradients only.
 _UNFIT = {"LBFGS", "SparseAdam"}
 OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
@@ -63,12 +67,15 @@ class Training:
     keep_momentum: bool = False  # carry the optimizer's state over from task to task
     clip_norm: float | None = None  # of the whole gradient, the proximal term's included
     device: str = "cpu"
+    precision: str = "tf32"  # of products on a GPU, see PRECISIONS
 
     def __post_init__(self) -> None:
         if self.optimizer.lower() not in OPTIMIZERS:
             raise ConfigError(unknown("optimizer", self.optimizer, OPTIMIZERS))
         if self.schedule not in SCHEDULES:
             raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))
+        if self.precision not in PRECISIONS:
+            raise ConfigError(unknown("precision", self.precision, PRECISIONS))
         for name, is_right, wanted in (
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("learning_rate", self.learning_rate > 0, "above 0"),
@@ -116,8 +123,14 @@ def new_optimizer(training: Training, module: nn.Module, version: int) -> torch.
     settings: dict[str, Any] = {"lr": training.learning_rate_at(version)}
     if "momentum" in takes:
         settings["momentum"] = training.momentum
-    decayed, others = _decay_groups(training, module)
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others}]
+    if cls is torch.optim.SGD and not {"foreach", "fused"} & training.optimizer_options.keys():
+        settings["fused"] = True  # one pass over the weights instead of three
+    names = decayed_names(training, module)
+    named = trained_parameters(module)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named if name in names]},
+        {"params": [p for name, p in named if name not in names]},
+    ]
     if "weight_decay" in takes:
         groups[0]["weight_decay"] = training.weight_decay
         groups[1]["weight_decay"] = 0.0
@@ -129,6 +142,14 @@ def new_optimizer(training: Training, module: nn.Module, version: int) -> torch.
         raise ConfigError(f"optimizer {training.optimizer!r}: {error}") from error
 
 
+def not_plain_sgd(training: Training) -> str | None:
+    """Say what keeps a trainer that knows SGD only from doing what these settings ask for."""
+    if training.optimizer.lower() != "sgd":
+        return f"the optimizer is {training.optimizer}, not sgd"
+    more = set(training.optimizer_options) - {"nesterov"}
+    return f"SGD's option {min(more)} is set" if more else None
+
+
 def _options(training: Training) -> dict[str, Any]:
     taken = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
     for name in training.optimizer_options:
@@ -137,12 +158,11 @@ def _options(training: Training) -> dict[str, Any]:
     return dict(training.optimizer_options)
 
 
-def _decay_groups(
-    training: Training, module: nn.Module
-) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def decayed_names(training: Training, module: nn.Module) -> set[str]:
+    """Return which parameters decay. Raises ConfigError for a pattern that matches none."""
     named = trained_parameters(module)
     if training.weight_decay == 0:
-        return [], [parameter for _, parameter in named]
+        return set()
     patterns = training.weight_decay_on
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name, _ in named):
@@ -150,15 +170,9 @@ def _decay_groups(
             raise ConfigError(
                 f"weight_decay_on: no trainable parameter matches {pattern!r} (there are {names})"
             )
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for name, parameter in named:
-        if patterns:
-            is_decayed = any(fnmatchcase(name, pattern) for pattern in patterns)
-        else:
-            is_decayed = parameter.ndim >= 2
-        (decayed if is_decayed else others).append(parameter)
-    return decayed, others
+    if patterns:
+        return {name for name, _ in named if any(fnmatchcase(name, p) for p in patterns)}
+    return {name for name, parameter in named if parameter.ndim >= 2}
 
 
 def train_step(

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from metis.config import Incident
 from metis.core.events import Event
 from metis.core.local_run import LocalRun
-from metis.core.types import LearnerId, Task
+from metis.core.types import LearnerId, Task, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,23 @@ class Tell:
     """An event reaches the controller."""
 
     event: Event
-    num_bytes: int = 0  # of the model it carries
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """An update reaches the controller. Its own counts, if asked for, are fetched only now."""
+
+    update: Update
+    question: int | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A judge's answer reaches the controller; it too is fetched only now."""
+
+    evaluation: int
+    question: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +67,7 @@ class Happen:
     incident: Incident
 
 
-Item: TypeAlias = Begin | StepsDone | Tell | LeaseEnds | Happen
+Item: TypeAlias = Begin | StepsDone | Tell | Arrive | Score | LeaseEnds | Happen
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +110,13 @@ class World:
         if sender is None:
             self.now = at
             return None, item
-        if self.lives.get(sender.learner, 0) != sender.life:
+        if not self.is_alive(sender):
             return None
         self.now = at
         return sender.learner, item
+
+    def is_alive(self, sender: Sender) -> bool:
+        return self.lives.get(sender.learner, 0) == sender.life
 
     def take_down(self, learner: LearnerId) -> None:
         """A learner is not there any more: whatever it had under way is void."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,20 +15,22 @@ from metis.config import PASSED, Config, Group
 from metis.core.community import Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError, DataError, ModelError
-from metis.core.local_run import Trigger
+from metis.core.local_run import Learners, Trigger
 from metis.core.recipes import Recipe
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
-from metis.core.types import Layout, LearnerId, Snapshot, digest, frozen
+from metis.core.types import Layout, LearnerId, Snapshot, digest
 from metis.data.dataset import Dataset
 from metis.data.partition import Partition, deal, partition
 from metis.data.picture import holdings
 from metis.data.sources import load
 from metis.data.split import holdout
-from metis.learn.flat import as_module, load_into, vector_of
-from metis.learn.one_by_one import OneByOne, Share
+from metis.learn.engines import Shared, choose, start
+from metis.learn.epochs import Share
+from metis.learn.flat import as_module, load_into
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
+from metis.learn.workbench import Workbench
 from metis.runtime.compose import controller_of, recipe_of
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Record
@@ -39,9 +40,6 @@ from metis.runtime.simulate import Plan
 if TYPE_CHECKING:
     from torch import nn
 
-#: Models with fewer values than this are trained on one thread by default: see docs/why.md.
-SMALL_MODEL = 200_000
-
 
 @dataclass(frozen=True, slots=True)
 class Federation:
@@ -50,21 +48,27 @@ class Federation:
     config: Config  # resolved: what was used
     plan: Plan
     controller: Controller
-    learners: OneByOne
+    learners: Learners
     layout: Layout
     header: Record
 
 
 def assemble(
-    config: Config, model: nn.Module | None = None, data: Dataset | None = None
+    config: Config,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+    *,
+    loaded: Dataset | None = None,
+    shared: Shared | None = None,
 ) -> Federation:
     """Build a federation. A module and a dataset of the user's own go before those named.
 
-    The module is taken over and trained in; its weights as they are now are version 0.
+    The module is taken over and trained in; its weights as they are now are version 0. `loaded`
+    is the dataset that the config names, if it is at hand; `shared` are trainers of other runs.
     """
     if data is not None and not isinstance(data, Dataset):
         raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
-    dataset = dataset_of(config) if data is None else data
+    dataset = data or loaded or dataset_of(config)
     division = divide(config, dataset)
     if data is not None:
         config = replace(config, data=replace(config.data, name=PASSED))
@@ -79,7 +83,7 @@ def assemble(
     module = _module(config, dataset) if model is None else as_module(model, "model")
     if config.model.initial is not None:
         load_into(module, config.model.initial)
-    learners = OneByOne(
+    bench = Workbench(
         module=module,
         dataset=dataset,
         shares=shares,
@@ -87,15 +91,15 @@ def assemble(
         preparation=preparation_named(dataset.advice.augment),
         seed=config.seed,
     )
-    start = Snapshot(0, frozen(vector_of(module)))
-    if not np.isfinite(start.weights).all():
+    first = Snapshot(0, bench.flat.to_vector())
+    if not np.isfinite(first.weights).all():
         raise ModelError("the initial model holds values that are not finite")
-    layout = learners.layout
-    if config.threads is None:
-        small = layout.size < SMALL_MODEL
-        config = replace(config, threads=1 if small else os.cpu_count() or 1)
-    profiles = {profile.learner: profile for profile in learners.profiles()}
-    controller = controller_of(config, start, dataset.num_classes)
+    layout = bench.layout
+    at_work = min(config.learners, config.recipe.sample or config.learners)
+    choice = choose(bench, config.engine, config.threads, at_work, config.memory_gib)
+    config = replace(config, engine=choice.engine, threads=choice.threads)
+    profiles = {profile.learner: profile for profile in bench.profiles()}
+    controller = controller_of(config, first, dataset.num_classes)
     codec = Dense(layout.digest)
     assert config.train.batch_size is not None
     plan = Plan(
@@ -127,7 +131,9 @@ def assemble(
         "parameters": layout.size,
         "layout": layout.digest,
         "tensors": [[t.name, list(t.shape), t.kind] for t in layout.tensors],
-        "initial": digest(start.weights),
+        "initial": digest(first.weights),
+        "engine": choice.engine,
+        "engine_note": choice.note,
         "unplaced": division.unplaced,
         "judged": chosen.weighting.judged_by != "nobody",
         "learners": [
@@ -141,7 +147,7 @@ def assemble(
             for name, row in zip(names, held, strict=True)
         ],
     }
-    return Federation(config, plan, controller, learners, layout, header)
+    return Federation(config, plan, controller, start(bench, choice, shared), layout, header)
 
 
 def resolve(config: Config, dataset: Dataset) -> Config:
@@ -310,6 +316,7 @@ def _training(config: Config, chosen: Recipe) -> Training:
         keep_momentum=train.keep_momentum,
         clip_norm=train.clip_norm,
         device=config.device,
+        precision=config.precision,
     )
 
 

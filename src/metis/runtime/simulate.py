@@ -1,8 +1,9 @@
 """The federation in virtual time: an agenda feeds the controller that a server would feed.
 
 The simulator owns the clock and nothing else of importance. Every moment on the agenda is known
-before the work behind it is computed (an epoch's length follows from its steps), so learners may
-be computed one by one or all together: see `core.local_run.Learners`.
+before the work behind it is computed (an epoch's length follows from its steps), so that work is
+announced when its moment is put on the agenda and fetched when that moment comes. In between,
+learners may be computed one by one or all together: see `core.local_run.Learners`.
 """
 
 from __future__ import annotations
@@ -32,17 +33,27 @@ from metis.core.events import (
 )
 from metis.core.local_run import Learners, LocalRun, Trigger
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, Vector, digest
-from metis.runtime.agenda import Begin, Happen, LeaseEnds, StepsDone, Tell, World
+from metis.runtime.agenda import (
+    Arrive,
+    Begin,
+    Happen,
+    LeaseEnds,
+    Score,
+    StepsDone,
+    Tell,
+    World,
+)
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Journal, event_record, fold_record
+from metis.runtime.judging import Judging
 
 
 class Codec(Protocol):
     """A model as bytes, and back."""
 
-    def encode(self, weights: Vector) -> bytes: ...
-
-    def decode(self, packet: bytes) -> Vector: ...
+    def carry(self, weights: Vector) -> tuple[Vector, int]:
+        """Return what comes out at the other end, and how many bytes went over the wire."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +96,11 @@ class Simulation:
         self.world = World()
         self._keep = keep
         self._tested = tested
-        self._packet: tuple[int, bytes, Vector] | None = None  # the version sent last
+        self._packet: tuple[int, Vector, int] | None = None  # the version sent last
         self._judged = controller.weighting.judged_by != "nobody"
+        self._judging = Judging(
+            plan.costs, plan.validation_examples, plan.deadline_seconds, learners, journal
+        )
         # Anybody may be unlucky a few times; a federation in which everybody is, is stuck.
         self._max_refusals = max(30, 3 * len(plan.profiles))
 
@@ -122,8 +136,14 @@ class Simulation:
             case learner, StepsDone(num_steps):
                 assert learner is not None
                 self._steps_done(learner, num_steps)
-            case _, Tell(event, num_bytes):
-                self._tell(event, num_bytes)
+            case _, Tell(event):
+                self._tell(event)
+            case _, Arrive(update, question, num_bytes):
+                if question is not None:
+                    update = replace(update, counts=self.learners.answer(question))
+                self._tell(Arrived(update), num_bytes)
+            case _, Score(evaluation, question):
+                self._tell(Scored(evaluation, self.learners.answer(question)))
             case _, LeaseEnds(task_number, learner, renewal):
                 if world.renewals.get(learner, 0) == renewal:
                     self._tell(TaskExpired(task_number))
@@ -133,6 +153,15 @@ class Simulation:
         if versions is not None and self.controller.current.version >= versions:
             return self._end("versions")
         return True
+
+    def is_waiting(self) -> bool:
+        """Whether the next step needs mini-batches that are not computed yet."""
+        if self.world.ended is not None or not self.world.agenda:
+            return False
+        _, _, sender, item = self.world.agenda[0]
+        if not isinstance(item, StepsDone) or sender is None or not self.world.is_alive(sender):
+            return False
+        return not self.learners.is_computed(sender.learner, item.num_steps)
 
     def _end(self, reason: str) -> bool:
         self.world.ended = reason
@@ -153,14 +182,13 @@ class Simulation:
             cycles=self.world.cycles.setdefault(learner, []),
         )
         self.world.runs[learner] = run
-        loss = self.learners.begin(task, trigger.needs_loss)
-        if loss is not None:
-            run.losses.append(loss)
+        self.learners.begin(task, trigger.needs_loss)
         self._next_steps(run)
 
     def _next_steps(self, run: LocalRun) -> None:
         learner = run.task.learner
         num_steps = run.next_steps()
+        self.learners.expect(learner, run.certain_steps())
         seconds = (
             num_steps * self.plan.costs[learner].seconds_per_step * self.world.slowness_of(learner)
         )
@@ -181,14 +209,12 @@ class Simulation:
     def _steps_done(self, learner: LearnerId, num_steps: int) -> None:
         run = self.world.runs[learner]
         try:
-            loss = self.learners.advance(learner, num_steps, run.trigger.needs_loss)
-            if loss is not None and not math.isfinite(loss):
-                raise FloatingPointError(f"validation loss of {learner} is {loss}")
+            losses = self.learners.advance(learner, num_steps)
         except FloatingPointError as error:
             self._fail(run, str(error))
             return
         committed_steps = self.controller.committed_steps
-        done = run.after_steps(num_steps, loss, committed_steps)
+        done = run.after_steps(num_steps, losses, committed_steps)
         self.journal.write(
             "steps",
             self.world.now,
@@ -197,7 +223,7 @@ class Simulation:
             epoch=run.epochs,
             num_steps=num_steps,
             samples=min(num_steps * self.plan.batch_size, self.plan.profiles[learner].num_examples),
-            loss=loss,
+            loss=losses[-1] if losses else None,
             steps_behind=committed_steps - run.task.committed_steps + run.num_steps,
         )
         if done:
@@ -215,8 +241,7 @@ class Simulation:
     def _offer(self, run: LocalRun) -> None:
         """Send the trained model up. Its own counts are of the model as it will be decoded."""
         task, learner = run.task, run.task.learner
-        packet = self.plan.upload.encode(self.learners.finish(learner))
-        weights = self.plan.upload.decode(packet)
+        weights, num_bytes = self.plan.upload.carry(self.learners.finish(learner))
         del self.world.runs[learner]
         update = Update(
             learner=learner,
@@ -226,13 +251,14 @@ class Simulation:
             num_examples=self.plan.profiles[learner].num_examples,
             num_steps=run.num_steps,
             seconds=run.seconds,
-            counts=self.learners.evaluate(weights, [learner])[0] if self._judged else None,
+            counts=None,
         )
+        question = self.learners.ask(weights, [learner])[0] if self._judged else None
         costs = self.plan.costs[learner]
-        seconds = costs.request_overhead_seconds + costs.transfer_seconds(len(packet))
+        seconds = costs.request_overhead_seconds + costs.transfer_seconds(num_bytes)
         seconds *= self.world.slowness_of(learner)
         self._renew_lease(task, seconds)
-        self.world.schedule(seconds, learner, Tell(Arrived(update), len(packet)))
+        self.world.schedule(seconds, learner, Arrive(update, question, num_bytes))
 
     # ---- the controller -----------------------------------------------------------------------
 
@@ -259,7 +285,8 @@ class Simulation:
                 case Refuse():
                     self._refused(command)
         for group in evaluations.values():
-            self._ask_judges(group)
+            weights, num_bytes = self.plan.download.carry(group[0].weights)
+            self._judging.ask(self.world, group, weights, num_bytes)
 
     def _published(self, command: Publish) -> None:
         snapshot = command.snapshot
@@ -296,9 +323,8 @@ class Simulation:
     def _hand_out(self, task: Task) -> None:
         learner, version = task.learner, task.start.version
         if self._packet is None or self._packet[0] != version:
-            packet = self.plan.download.encode(task.start.weights)
-            self._packet = (version, packet, self.plan.download.decode(packet))
-        _, packet, weights = self._packet
+            self._packet = (version, *self.plan.download.carry(task.start.weights))
+        _, weights, num_bytes = self._packet
         self.journal.write(
             "task",
             self.world.now,
@@ -307,50 +333,16 @@ class Simulation:
             version=version,
             committed_steps=task.committed_steps,
             max_steps=task.max_steps,
-            bytes_down=len(packet),
+            bytes_down=num_bytes,
         )
         if learner in self.world.down:
             self._renew_lease(task, math.inf)
             return
         received = replace(task, start=Snapshot(version, weights))
-        seconds = self.plan.costs[learner].transfer_seconds(len(packet)) * self.world.slowness_of(
-            learner
-        )
+        slowness = self.world.slowness_of(learner)
+        seconds = self.plan.costs[learner].transfer_seconds(num_bytes) * slowness
         self._renew_lease(task, seconds)
         self.world.schedule(seconds, learner, Begin(received))
-
-    def _ask_judges(self, group: Sequence[Evaluate]) -> None:
-        """Score one update at all its judges. Judges work beside training, one model at a time."""
-        num_bytes = len(self.plan.download.encode(group[0].weights))
-        here = [e for e in group if e.judge not in self.world.down]
-        counts = self.learners.evaluate(group[0].weights, [e.judge for e in here])
-        answers = dict(zip((e.evaluation for e in here), counts, strict=True))
-        for command in group:
-            judge, number = command.judge, command.evaluation
-            self.journal.write(
-                "evaluate",
-                self.world.now,
-                evaluation=number,
-                judge=judge,
-                learner=command.learner,
-                task=command.task,
-                bytes_down=num_bytes,
-            )
-            seconds = self._judging_seconds(judge, num_bytes)
-            if number in answers:
-                self.world.schedule(seconds, judge, Tell(Scored(number, answers[number])))
-            if number not in answers or seconds > self.plan.deadline_seconds:
-                deadline = self.plan.deadline_seconds
-                self.world.schedule(deadline, None, Tell(EvaluationExpired(number)))
-
-    def _judging_seconds(self, judge: LearnerId, num_bytes: int) -> float:
-        costs, slowness = self.plan.costs[judge], self.world.slowness_of(judge)
-        received = self.world.now + costs.transfer_seconds(num_bytes) * slowness
-        begun = max(received, self.world.judging_until.get(judge, 0.0))
-        examples = self.plan.validation_examples[judge]
-        done = begun + examples * costs.seconds_per_evaluated_example * slowness
-        self.world.judging_until[judge] = done
-        return done + costs.transfer_seconds(0) * slowness - self.world.now
 
     def _refused(self, command: Refuse) -> None:
         self.journal.write(

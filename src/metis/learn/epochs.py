@@ -1,0 +1,122 @@
+"""What each learner trains on, and in which order: all chance of an epoch in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metis.core.errors import DataError
+from metis.core.types import LearnerId
+from metis.learn.prepare import Preparation
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which training examples of the dataset a learner holds, and which of them it sets aside."""
+
+    train: NDArray[np.int64]
+    validation: NDArray[np.int64]  # never trained on; may be empty
+    group: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """All chance of one epoch: the order of the examples, their augmentation, and torch's seeds."""
+
+    examples: Tensor  # on the CPU, as all of it is
+    draws: Tensor
+    seeds: list[int]  # one for each mini-batch
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive mini-batches of one epoch, and whose they are."""
+
+    epoch: Epoch
+    first: int  # mini-batch within the epoch
+    last: int  # not included
+    batch_size: int
+
+    @property
+    def rows(self) -> slice:
+        """Where the examples of these mini-batches are in the epoch."""
+        return slice(self.first * self.batch_size, self.last * self.batch_size)
+
+    def sizes(self) -> list[int]:
+        """Return the number of examples in each mini-batch."""
+        num_examples = len(self.epoch.examples)
+        return [
+            min(self.batch_size, num_examples - step * self.batch_size)
+            for step in range(self.first, self.last)
+        ]
+
+
+class Epochs:
+    """The epochs of every learner. Holds no state: the same whenever they are asked for.
+
+    The order of the examples, their augmentation and torch's seed (dropout) follow from the seed,
+    the learner, how many tasks it was given before, the epoch and the mini-batch. The last
+    partial batch is used. Batch-norm cannot be trained on a single example: with `no_single`,
+    where the last batch would be one, the first example of the epoch joins it.
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[LearnerId, Share],
+        preparation: Preparation,
+        batch_size: int,
+        seed: int,
+        no_single: bool,
+    ) -> None:
+        self._shares = shares
+        self._preparation = preparation
+        self._batch_size = batch_size
+        self._seed = seed
+        self._no_single = no_single
+        for learner, share in shares.items():
+            if len(share.train) == 0:
+                raise DataError(f"{learner} has no training examples")
+
+    def num_steps(self, learner: LearnerId) -> int:
+        """Return the number of mini-batches in one of the learner's epochs."""
+        return math.ceil(len(self._shares[learner].train) / self._batch_size)
+
+    def stretches(
+        self, learner: LearnerId, ordinal: int, first: int, num_steps: int
+    ) -> Iterator[Stretch]:
+        """Give so many mini-batches of a task from `first` on, epoch by epoch."""
+        steps_per_epoch = self.num_steps(learner)
+        number, end = first, first + num_steps
+        while number < end:
+            epoch, step = divmod(number, steps_per_epoch)
+            last = min(steps_per_epoch, step + end - number)
+            yield Stretch(self.epoch(learner, ordinal, epoch), step, last, self._batch_size)
+            number += last - step
+
+    def epoch(self, learner: LearnerId, ordinal: int, number: int) -> Epoch:
+        """Return what chance decides for one epoch of a learner's task."""
+        train = self._shares[learner].train
+        rng = np.random.default_rng([self._seed, _stable_hash(learner), ordinal, number])
+        order = rng.permutation(len(train))
+        draws = self._preparation.draw(rng, len(train))
+        seeds = rng.integers(2**63, size=self.num_steps(learner), dtype=np.uint64)
+        if self._no_single and len(train) % self._batch_size == 1:
+            order = np.append(order, order[:1])
+            draws = np.concatenate((draws, draws[:1]))
+        return Epoch(
+            examples=torch.from_numpy(np.asarray(train, dtype=np.int64)[order]),
+            draws=torch.from_numpy(draws),
+            seeds=seeds.tolist(),
+        )
+
+
+def _stable_hash(learner: LearnerId) -> int:
+    """Return the same number for a name in every process, which Python's own hash does not."""
+    return int.from_bytes(hashlib.sha256(learner.encode()).digest()[:8], "little")

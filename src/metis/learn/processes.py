@@ -1,0 +1,475 @@
+"""Learners trained side by side: one process for each core, one thread in each.
+
+Two one-threaded processes do more than two threads inside every operation, which wait for each
+other dozens of times in a mini-batch. Every process holds a whole `Cohort`; a task stays in the
+process it began in. Models cross in shared memory, everything else in a pipe. Since a learner is
+always computed alone and by one thread, results do not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from metis.core.errors import ModelError, RunError
+from metis.core.local_run import TestResult
+from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Vector, frozen
+from metis.learn.cohort import Cohort, Trainer
+from metis.learn.optimizer_state import from_plain
+from metis.learn.workbench import Workbench
+
+NO_WEIGHTS = frozen(np.empty(0))
+
+
+def can_fork() -> bool:
+    """Whether this system can give a process all that its parent holds, at no cost."""
+    return sys.platform == "linux"
+
+
+@dataclass(slots=True)
+class Remote:
+    """A task as its process has reported it so far."""
+
+    number: int  # of all that were begun here: an abandoned task may be begun again
+    worker: int
+    row: int  # of the shared memory: first the start, then the model as far as it is computed
+    num_expected: int = 0
+    num_done: int = 0
+    num_told: int = 0
+    losses: list[float] = field(default_factory=list)
+    failure: tuple[int, str] | None = None
+
+
+@dataclass(slots=True)
+class Question:
+    """A judge's counts, once they are there, and where the model to score lies until then."""
+
+    judge: LearnerId
+    row: int
+    worker: int
+    answered: bool = False
+    counts: Counts | None = None
+
+
+class Processes:
+    """The `Learners` of a simulation, in so many processes."""
+
+    def __init__(
+        self, bench: Workbench, trainer: Trainer, num_workers: int, max_at_work: int
+    ) -> None:
+        """`max_at_work`: how many learners can be at work at once."""
+        self._bench = bench
+        self._positions = {learner: n for n, learner in enumerate(bench.shares)}
+        # Memory is used as it is written to, so rows that are never needed cost nothing.
+        self._rows = _shared_rows(3 * max_at_work + 2, bench.layout.size)
+        self._free = deque(range(len(self._rows)))
+        self._remotes: dict[LearnerId, Remote] = {}
+        self._num_begun = 0
+        self._load = [0] * num_workers  # steps promised and not reported
+        self._num_questions = 0
+        self._questions: dict[int, Question] = {}
+        self._scoring: dict[int, int] = {}  # row of a model being scored -> questions not answered
+        self._tests: dict[int, list[Any]] = {}
+        self._states: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._pids: list[int] = []
+        self._num_workers = num_workers
+        self._trainer = trainer
+
+    def start(self) -> None:
+        """Start the processes, unless they are there. Happens when there is something to do."""
+        for number in range(self._num_workers if not self._pipes else 0):
+            mine, theirs = Pipe()
+            pid = _fork()
+            if pid == 0:
+                for pipe in (*self._pipes, mine):
+                    pipe.close()  # else this process would not see its parent's end
+                cohort = Cohort(self._bench, self._trainer)
+                part = (number, self._num_workers)
+                _serve(Worker(self._bench, cohort, theirs, self._rows, part))
+            theirs.close()
+            self._pipes.append(mine)
+            self._pids.append(pid)
+
+    def profiles(self) -> Sequence[Profile]:
+        return self._bench.profiles()
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def begin(self, task: Task, with_loss: bool) -> None:
+        if with_loss:
+            self._bench.validation_of(task.learner)  # must not be empty
+        row = self._take_row(task.start.weights)
+        worker = int(np.argmin(self._load))
+        if self._bench.training.keep_momentum:  # what is kept lies in one process
+            worker = self._positions[task.learner] % self._num_workers
+        self._num_begun += 1
+        self._remotes[task.learner] = Remote(self._num_begun, worker, row)
+        bare = Snapshot(task.start.version, NO_WEIGHTS)  # they are in the row
+        self._send(worker, "begin", replace(task, start=bare), with_loss, row, self._num_begun)
+
+    def expect(self, learner: LearnerId, num_steps: int) -> None:
+        remote = self._remotes[learner]
+        if num_steps > remote.num_expected:
+            self._load[remote.worker] += num_steps - remote.num_expected
+            remote.num_expected = num_steps
+            self._send(remote.worker, "expect", learner, num_steps)
+
+    def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
+        remote = self._remotes[learner]
+        remote.num_told += num_steps
+        assert remote.num_told <= remote.num_expected, "more steps than were announced"
+        while remote.num_done < remote.num_told and remote.failure is None:
+            self._receive(remote.worker)
+        if remote.failure is not None and remote.failure[0] < remote.num_told:
+            raise FloatingPointError(remote.failure[1])
+        losses = tuple(remote.losses)
+        remote.losses.clear()
+        return losses
+
+    def is_computed(self, learner: LearnerId, num_steps: int) -> bool:
+        remote = self._remotes[learner]
+        return remote.num_done >= remote.num_told + num_steps or remote.failure is not None
+
+    def finish(self, learner: LearnerId) -> Vector:
+        remote = self._remotes.pop(learner)
+        weights = frozen(self._rows[remote.row].copy())
+        self._free.append(remote.row)
+        self._send(remote.worker, "finish", learner)
+        return weights
+
+    def abandon(self, learner: LearnerId) -> None:
+        remote = self._remotes.pop(learner, None)
+        if remote is not None:
+            self._load[remote.worker] -= remote.num_expected - remote.num_done
+            # The process may be writing to the row until it has seen this; then it says so.
+            self._send(remote.worker, "abandon", learner)
+        for number in [n for n, asked in self._questions.items() if asked.judge == learner]:
+            del self._questions[number]
+
+    # ---- scoring ------------------------------------------------------------------------------
+
+    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+        numbers = list(range(self._num_questions, self._num_questions + len(judges)))
+        self._num_questions += len(judges)
+        if not numbers:
+            return numbers
+        row = self._take_row(weights)
+        self._scoring[row] = len(numbers)
+        for worker, part in enumerate(self._parts(judges)):
+            asked = {numbers[i]: judges[i] for i in part}
+            for number, judge in asked.items():
+                self._questions[number] = Question(judge, row, worker)
+            if asked:
+                self._send(worker, "score", row, asked)
+        return numbers
+
+    def _parts(self, judges: Sequence[LearnerId]) -> list[list[int]]:
+        """Deal judges out so that every process has about as many examples to score."""
+        sizes = [len(self._bench.shares[judge].validation) for judge in judges]
+        parts: list[list[int]] = [[] for _ in self._pipes]
+        # A single judge goes to the process that has least to do.
+        loads = [(0, self._load[worker], worker) for worker in range(len(self._pipes))]
+        for i in sorted(range(len(judges)), key=lambda i: -sizes[i]):
+            scored, load, worker = min(loads)
+            loads[loads.index((scored, load, worker))] = (scored + sizes[i], load, worker)
+            parts[worker].append(i)
+        return parts
+
+    def answer(self, question: int) -> Counts | None:
+        asked = self._questions[question]
+        while not asked.answered:
+            self._receive(asked.worker)
+        del self._questions[question]
+        return asked.counts
+
+    def test(self, weights: Vector) -> TestResult:
+        row = self._take_row(weights)
+        self._tests.clear()
+        for worker in range(len(self._pipes)):
+            self._send(worker, "test", row)
+        for worker in range(len(self._pipes)):
+            while worker not in self._tests:
+                self._receive(worker)
+        self._free.append(row)
+        return self._bench.test_result(
+            [scores for worker in range(len(self._pipes)) for scores in self._tests[worker]]
+        )
+
+    # ---- what outlives a crash ----------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The same as a `Cohort`'s, so either can go on with what the other began."""
+        runs: dict[LearnerId, Any] = {}
+        kept: dict[LearnerId, Any] = {}
+        for worker in range(len(self._pipes)):
+            self._states.clear()
+            self._send(worker, "state")
+            while not self._states:
+                self._receive(worker)
+            runs.update((run["learner"], run) for run in self._states[0]["runs"])
+            kept.update(self._states[0]["kept"])
+        for number in self._questions:
+            while not self._questions[number].answered:
+                self._receive(self._questions[number].worker)
+        told = ("num_expected", "num_told", "losses", "failure")
+        return {
+            "runs": [
+                runs[learner] | {name: getattr(remote, name) for name in told}
+                for learner, remote in self._remotes.items()
+            ],
+            "kept": kept,
+            "num_questions": self._num_questions,
+            "open": {},
+            "answers": {number: asked.counts for number, asked in self._questions.items()},
+        }
+
+    def restore(self, state: object) -> None:
+        assert isinstance(state, dict)
+        self.start()
+        parts: list[dict[str, Any]] = [
+            {"runs": [], "kept": {}, "num_questions": 0, "open": {}, "answers": {}}
+            for _ in self._pipes
+        ]
+        rows = []
+        for learner, kept in state["kept"].items():
+            parts[self._positions[learner] % len(parts)]["kept"][learner] = kept
+        for run in state["runs"]:
+            learner = run["learner"]
+            worker = self._positions[learner] % len(parts)
+            values = from_plain(run["weights"], torch.device("cpu"))
+            row = self._take_row(self._bench.flat.as_vector(values))
+            self._num_begun += 1
+            rows.append((worker, learner, row, self._num_begun))
+            told = ("num_expected", "num_done", "num_told", "losses", "failure")
+            self._remotes[learner] = Remote(
+                self._num_begun,
+                worker,
+                row,
+                **{name: run[name] for name in told},
+            )
+            self._load[worker] += run["num_expected"] - run["num_done"]
+            parts[worker]["runs"].append(run | {"num_told": run["num_done"], "losses": []})
+        for worker, part in enumerate(parts):
+            mine = {learner: (row, n) for w, learner, row, n in rows if w == worker}
+            self._send(worker, "restore", part, mine)
+        self._num_questions = state["num_questions"]
+        for number, counts in state["answers"].items():
+            self._questions[number] = Question(LearnerId(""), 0, 0, True, counts)
+        for number, (weights, judge) in state["open"].items():  # a `Cohort` left these open
+            row = self._take_row(weights)
+            self._scoring[row] = 1
+            self._questions[number] = Question(judge, row, 0)
+            self._send(0, "score", row, {number: judge})
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes.clear()
+        for pid in self._pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                continue
+        self._pids.clear()
+
+    # ---- talking to the processes -------------------------------------------------------------
+
+    def _take_row(self, weights: Vector) -> int:
+        self.start()
+        while not self._free:
+            for pipe in wait(self._pipes):
+                self._receive(self._pipes.index(cast(Connection, pipe)))
+        if weights.shape != self._rows.shape[1:]:
+            size = self._rows.shape[1]
+            raise ModelError(
+                f"the model has {size} values, but the vector has shape {weights.shape}"
+            )
+        row = self._free.popleft()
+        np.copyto(self._rows[row], weights)
+        return row
+
+    def _send(self, worker: int, *message: Any) -> None:
+        try:
+            self._pipes[worker].send(message)
+        except OSError:
+            self._lost(worker)
+
+    def _receive(self, worker: int) -> None:
+        """Take in one report, in the order they were sent."""
+        try:
+            kind, *values = self._pipes[worker].recv()
+        except (EOFError, OSError):
+            self._lost(worker)
+        match kind:
+            case "trained":
+                self._trained(*values)
+            case "scored":
+                row, counts = values
+                for number, found in counts.items():
+                    asked = self._questions.get(number)
+                    if asked is not None:  # else the judge has gone meanwhile
+                        asked.answered, asked.counts = True, found
+                self._scoring[row] -= len(counts)
+                if self._scoring[row] == 0:
+                    del self._scoring[row]
+                    self._free.append(row)
+            case "freed":
+                self._free.append(values[0])
+            case "tested":
+                self._tests[worker] = values[0]
+            case "state":
+                self._states.append(values[0])
+            case "error":
+                raise RunError(f"a learner's process failed: {values[0]}")
+
+    def _trained(
+        self,
+        learner: LearnerId,
+        number: int,
+        num_done: int,
+        losses: Sequence[float],
+        failure: tuple[int, str] | None,
+    ) -> None:
+        remote = self._remotes.get(learner)
+        if remote is None or remote.number != number:
+            return  # of a task that was abandoned meanwhile
+        self._load[remote.worker] -= num_done - remote.num_done
+        remote.num_done = num_done
+        remote.losses.extend(losses)
+        remote.failure = failure
+
+    def _lost(self, worker: int) -> NoReturn:
+        raise RunError(
+            f"process {self._pids[worker]} of this run is gone; the system may have ended it for "
+            "lack of memory: use fewer threads (each is a process), or engine = loop"
+        )
+
+
+class Worker:
+    """The other end: a cohort in its own process. Scores before it trains, an epoch at a time."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        cohort: Cohort,
+        pipe: Connection,
+        rows: NDArray[np.float32],
+        part: tuple[int, int],
+    ) -> None:
+        """`part`: which one of how many this is."""
+        self._bench = bench
+        self._cohort = cohort
+        self._pipe = pipe
+        self._rows = rows
+        self._part = part
+        self._row_of: dict[LearnerId, tuple[int, int]] = {}
+        self._to_train: dict[LearnerId, None] = {}  # in the order they were asked for
+        self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+
+    def serve(self) -> NoReturn:
+        """Do what is asked. Ends the process when the parent is gone."""
+        # A thread that always listens: so the parent never waits for a message to be taken.
+        Thread(target=self._listen, daemon=True).start()
+        try:
+            while True:
+                while not self._to_train or not self._inbox.empty():
+                    kind, *values = self._inbox.get()
+                    self._obey(kind, values)
+                learner = next(iter(self._to_train))
+                del self._to_train[learner]
+                self._train(learner)
+        except BaseException as error:  # whatever the user's own module raises
+            self._pipe.send(("error", f"{type(error).__name__}: {error}"))
+            os._exit(1)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._inbox.put(self._pipe.recv())
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def _obey(self, kind: str, values: list[Any]) -> None:
+        match kind, values:
+            case "begin", [task, with_loss, row, number]:
+                start = Snapshot(task.start.version, self._rows[row])
+                self._cohort.begin(replace(task, start=start), with_loss)
+                self._row_of[task.learner] = row, number
+            case "expect", [learner, num_steps]:
+                self._cohort.expect(learner, num_steps)
+                self._to_train[learner] = None
+            case "finish", [learner]:
+                self._cohort.finish(learner)
+            case "abandon", [learner]:
+                self._to_train.pop(learner, None)
+                self._cohort.abandon(learner)
+                self._pipe.send(("freed", self._row_of[learner][0]))
+            case "score", [row, asked]:
+                (counts,) = self._bench.counts([(self._rows[row], list(asked.values()))])
+                self._pipe.send(("scored", row, dict(zip(asked, counts, strict=True))))
+            case "test", [row]:
+                self._pipe.send(("tested", self._bench.test_parts(self._rows[row], *self._part)))
+            case "state", []:
+                self._pipe.send(("state", self._cohort.state()))
+            case "restore", [state, rows]:
+                self._cohort.restore(state)
+                self._row_of = rows
+                for learner in rows:
+                    run = self._cohort.run_of(learner)
+                    if run.num_done < run.num_expected and run.failure is None:
+                        self._to_train[learner] = None
+
+    def _train(self, learner: LearnerId) -> None:
+        """Train to the end of the epoch, or as far as is wanted, and leave the model in its row."""
+        run = self._cohort.run_of(learner)
+        per_epoch = self._bench.epochs.num_steps(learner)
+        goal = min(run.num_expected, (run.num_done // per_epoch + 1) * per_epoch)
+        losses: tuple[float, ...] = ()
+        with suppress(FloatingPointError):  # the run knows of it
+            losses = self._cohort.advance(learner, goal - run.num_done)
+        row, number = self._row_of[learner]
+        np.copyto(self._rows[row], self._cohort.weights_of(learner))
+        if run.num_done < run.num_expected and run.failure is None:
+            self._to_train[learner] = None  # again, behind the others
+        self._pipe.send(("trained", learner, number, run.num_done, losses, run.failure))
+
+
+def _shared_rows(num_rows: int, size: int) -> NDArray[np.float32]:
+    memory = mmap.mmap(-1, num_rows * size * 4)
+    return np.frombuffer(memory, dtype=np.float32).reshape(num_rows, size)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Newer Pythons warn of threads at this point. The child touches none of theirs: it reads
+        # from its pipe, computes, and ends without cleaning up.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _serve(worker: Worker) -> NoReturn:
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        worker.serve()
+    finally:
+        os._exit(1)
