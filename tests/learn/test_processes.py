@@ -93,6 +93,7 @@ def test_a_late_report_of_an_abandoned_task_is_not_taken_for_one_of_the_next(
     wanted = trained(learners, start)
     learners.begin(task(A, start), with_loss=False)
     learners.expect(A, 5)
+    learners.ask(start, [])  # anything but another task: so far it may have waited for company
     assert wait(learners._pipes, SECONDS)  # it is done, and the report lies there unread
     learners.abandon(A)
 
@@ -130,7 +131,7 @@ def test_a_process_that_was_killed_is_told_with_what_may_have_killed_it(
     kill(learners._pids[0])
 
     with pytest.raises(RunError, match=r"is gone.*memory"):
-        learners.begin(task(A, start), with_loss=False)
+        learners.test(start)
 
 
 def test_a_process_that_is_killed_at_work_is_told_when_its_work_is_fetched(

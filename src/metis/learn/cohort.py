@@ -171,11 +171,15 @@ class Cohort:
         ]
 
     def finish(self, learner: LearnerId) -> Vector:
+        return self._bench.trained_vector(self.release(learner).weights)
+
+    def release(self, learner: LearnerId) -> Run:
+        """Forget a finished task, but for what is kept for the next; return it."""
         run = self._runs.pop(learner)
         assert run.num_done == run.num_told, "the model is further than the moment"
         if self._bench.training.keep_momentum:
             self._kept[learner] = self.trainer.state_of(run.optimizer)
-        return self._bench.trained_vector(run.weights)
+        return run
 
     def abandon(self, learner: LearnerId) -> None:
         self._runs.pop(learner, None)
@@ -185,10 +189,6 @@ class Cohort:
     def run_of(self, learner: LearnerId) -> Run:
         """Return a learner's task as it stands."""
         return self._runs[learner]
-
-    def weights_of(self, learner: LearnerId) -> Vector:
-        """Return a learner's model as far as it is computed."""
-        return self._bench.flat.as_vector(self._runs[learner].weights)
 
     # ---- scoring ------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def vector_of(module: nn.Module) -> Vector:
     return frozen(torch.cat(parts).numpy())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flat:
     """A module whose parameters and float buffers are views into one float32 tensor.
 
@@ -61,6 +61,13 @@ class Flat:
     layout: Layout
     values: Tensor  # one-dimensional; write to it in place only
     channels_last: tuple[Place, ...]  # the filters that are kept so
+    tensors: tuple[Tensor, ...]  # of the module, in the order of the layout
+
+    def point_to(self, values: Tensor) -> None:
+        """Have the module hold other values, without copying any: it trains them where they are."""
+        for place, tensor in zip(self.layout.tensors, self.tensors, strict=True):
+            tensor.data = _part(values, place, self.channels_last)
+        self.values = values
 
     def arranged(self, weights: NDArray[np.floating]) -> Tensor:
         """Return a vector as new values, on the module's device. Raises ModelError for its size."""
@@ -77,6 +84,13 @@ class Flat:
             part = vector[place.offset : place.offset + place.size]
             part.copy_(_part(values.detach(), place, self.channels_last).reshape(-1))
         return frozen(_on_cpu(vector))
+
+    def write_vector(self, values: Tensor, out: NDArray[np.float32]) -> None:
+        """Write values on the CPU to an array, in the layout's order."""
+        vector = torch.from_numpy(out).copy_(values)
+        for place in self.channels_last:
+            part = vector[place.offset : place.offset + place.size]
+            part.copy_(_part(values, place, self.channels_last).reshape(-1))
 
     def to_vector(self) -> Vector:
         """Return a copy of the model as it is now."""
@@ -108,11 +122,11 @@ def flatten(module: nn.Module, channels_last: bool = False) -> Flat:
         if channels_last and place.kind == "conv" and len(place.shape) == 4
     )
     values = torch.empty(layout.size, dtype=torch.float32, device=tensors[0].device)
+    flat = Flat(module, layout, values, moved, tuple(tensors))
     for place, tensor in zip(layout.tensors, tensors, strict=True):
-        part = _part(values, place, moved)
-        part.copy_(tensor.detach())
-        tensor.data = part
-    return Flat(module, layout, values, moved)
+        _part(values, place, moved).copy_(tensor.detach())
+    flat.point_to(values)
+    return flat
 
 
 def _part(values: Tensor, place: Place, channels_last: tuple[Place, ...]) -> Tensor:

@@ -50,12 +50,11 @@ class Loop:
 
     def _train(self, job: Job) -> None:
         bench, run = self._bench, job.run
-        bench.flat.values.copy_(run.weights)
+        bench.flat.point_to(run.weights)
         _copy_all(bench.counters, run.counters)
         if run.with_loss and run.num_done == 0:
             settle_validation(run, float(bench.validation_loss(run.learner)))
         losses = self._steps(job)
-        run.weights.copy_(bench.flat.values)
         _copy_all(run.counters, bench.counters)
         # One look per job: looking at each loss would make an accelerator wait at every step.
         settle(run, losses.cpu().numpy(), bench.epochs.num_steps(run.learner))
@@ -63,7 +62,7 @@ class Loop:
             settle_validation(run, float(bench.validation_loss(run.learner)))
 
     def _steps(self, job: Job) -> Tensor:
-        """Train the module, which holds the learner's weights; return the loss of each step."""
+        """Train the module, which holds the run's weights; return the loss of each step."""
         bench, run = self._bench, job.run
         anchors = bench.anchors(run.start)
         losses: list[Tensor] = []

@@ -15,12 +15,9 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -33,8 +30,7 @@ from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Vector,
 from metis.learn.cohort import Cohort, Trainer
 from metis.learn.optimizer_state import from_plain
 from metis.learn.workbench import Workbench
-
-NO_WEIGHTS = frozen(np.empty(0))
+from metis.learn.worker import NO_WEIGHTS, Worker, serve
 
 
 def can_fork() -> bool:
@@ -47,8 +43,10 @@ class Remote:
     """A task as its process has reported it so far."""
 
     number: int  # of all that were begun here: an abandoned task may be begun again
-    worker: int
-    row: int  # of the shared memory: first the start, then the model as far as it is computed
+    task: Task
+    with_loss: bool
+    worker: int = -1  # none yet
+    row: int = -1  # of the shared memory, for the model as far as it is computed
     num_expected: int = 0
     num_done: int = 0
     num_told: int = 0
@@ -77,10 +75,12 @@ class Processes:
         self._bench = bench
         self._positions = {learner: n for n, learner in enumerate(bench.shares)}
         # Memory is used as it is written to, so rows that are never needed cost nothing.
-        self._rows = _shared_rows(3 * max_at_work + 2, bench.layout.size)
+        self._rows = _shared_rows(3 * max_at_work + 2 * num_workers, bench.layout.size)
         self._free = deque(range(len(self._rows)))
         self._remotes: dict[LearnerId, Remote] = {}
         self._num_begun = 0
+        self._waiting: list[LearnerId] = []  # begun, and not yet in any process
+        self._sent: dict[int, Vector] = {}  # the start model that each process has got last
         self._load = [0] * num_workers  # steps promised and not reported
         self._num_questions = 0
         self._questions: dict[int, Question] = {}
@@ -102,7 +102,7 @@ class Processes:
                     pipe.close()  # else this process would not see its parent's end
                 cohort = Cohort(self._bench, self._trainer)
                 part = (number, self._num_workers)
-                _serve(Worker(self._bench, cohort, theirs, self._rows, part))
+                serve(Worker(self._bench, cohort, theirs, self._rows, part))
             theirs.close()
             self._pipes.append(mine)
             self._pids.append(pid)
@@ -115,23 +115,47 @@ class Processes:
     def begin(self, task: Task, with_loss: bool) -> None:
         if with_loss:
             self._bench.validation_of(task.learner)  # must not be empty
-        row = self._take_row(task.start.weights)
-        worker = int(np.argmin(self._load))
-        if self._bench.training.keep_momentum:  # what is kept lies in one process
-            worker = self._positions[task.learner] % self._num_workers
+        self._check_size(task.start.weights)
         self._num_begun += 1
-        self._remotes[task.learner] = Remote(self._num_begun, worker, row)
-        bare = Snapshot(task.start.version, NO_WEIGHTS)  # they are in the row
-        self._send(worker, "begin", replace(task, start=bare), with_loss, row, self._num_begun)
+        self._remotes[task.learner] = Remote(self._num_begun, task, with_loss)
+        self._waiting.append(task.learner)
 
     def expect(self, learner: LearnerId, num_steps: int) -> None:
         remote = self._remotes[learner]
         if num_steps > remote.num_expected:
-            self._load[remote.worker] += num_steps - remote.num_expected
+            added = num_steps - remote.num_expected
             remote.num_expected = num_steps
-            self._send(remote.worker, "expect", learner, num_steps)
+            if remote.worker >= 0:
+                self._load[remote.worker] += added
+                self._send(remote.worker, "expect", learner, num_steps)
+
+    def _deal(self) -> None:
+        """Hand out the tasks begun since the last time, the longest first.
+
+        Each goes to the process that has least to do. What is begun together, as in a round, is so
+        shared out evenly: the processes are done at about the same time.
+        """
+        waiting = [self._remotes[learner] for learner in self._waiting]
+        self._waiting.clear()
+        for remote in sorted(waiting, key=lambda remote: -remote.num_expected):
+            task = remote.task
+            worker = self._load.index(min(self._load))
+            if self._bench.training.keep_momentum:  # what is kept lies in one process
+                worker = self._positions[task.learner] % self._num_workers
+            # Many begin from the same model: it goes to each process once.
+            start = None
+            if self._sent.get(worker) is not task.start.weights:
+                start = self._take_row(task.start.weights)
+                self._sent[worker] = task.start.weights
+            remote.worker, remote.row = worker, self._free_row()
+            self._load[worker] += remote.num_expected
+            bare = replace(task, start=Snapshot(task.start.version, NO_WEIGHTS))
+            values = (bare, remote.with_loss, start, remote.row, remote.number)
+            self._send(worker, "begin", *values)
+            self._send(worker, "expect", task.learner, remote.num_expected)
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
+        self._deal()
         remote = self._remotes[learner]
         remote.num_told += num_steps
         assert remote.num_told <= remote.num_expected, "more steps than were announced"
@@ -156,7 +180,9 @@ class Processes:
 
     def abandon(self, learner: LearnerId) -> None:
         remote = self._remotes.pop(learner, None)
-        if remote is not None:
+        if learner in self._waiting:
+            self._waiting.remove(learner)
+        elif remote is not None:
             self._load[remote.worker] -= remote.num_expected - remote.num_done
             # The process may be writing to the row until it has seen this; then it says so.
             self._send(remote.worker, "abandon", learner)
@@ -166,6 +192,7 @@ class Processes:
     # ---- scoring ------------------------------------------------------------------------------
 
     def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+        self._deal()
         numbers = list(range(self._num_questions, self._num_questions + len(judges)))
         self._num_questions += len(judges)
         if not numbers:
@@ -200,6 +227,7 @@ class Processes:
         return asked.counts
 
     def test(self, weights: Vector) -> TestResult:
+        self._deal()
         row = self._take_row(weights)
         self._tests.clear()
         for worker in range(len(self._pipes)):
@@ -216,6 +244,7 @@ class Processes:
 
     def state(self) -> dict[str, Any]:
         """The same as a `Cohort`'s, so either can go on with what the other began."""
+        self._deal()
         runs: dict[LearnerId, Any] = {}
         kept: dict[LearnerId, Any] = {}
         for worker in range(len(self._pipes)):
@@ -258,11 +287,10 @@ class Processes:
             self._num_begun += 1
             rows.append((worker, learner, row, self._num_begun))
             told = ("num_expected", "num_done", "num_told", "losses", "failure")
+            bare = Task(0, learner, Snapshot(run["version"], NO_WEIGHTS), 0, None, run["ordinal"])
+            known = {name: run[name] for name in told}
             self._remotes[learner] = Remote(
-                self._num_begun,
-                worker,
-                row,
-                **{name: run[name] for name in told},
+                self._num_begun, bare, run["with_loss"], worker, row, **known
             )
             self._load[worker] += run["num_expected"] - run["num_done"]
             parts[worker]["runs"].append(run | {"num_told": run["num_done"], "losses": []})
@@ -293,18 +321,25 @@ class Processes:
     # ---- talking to the processes -------------------------------------------------------------
 
     def _take_row(self, weights: Vector) -> int:
+        """Return a row of the shared memory with a model in it."""
+        self._check_size(weights)
+        row = self._free_row()
+        np.copyto(self._rows[row], weights)
+        return row
+
+    def _check_size(self, weights: Vector) -> None:
+        size = self._bench.layout.size
+        if weights.shape != (size,):
+            raise ModelError(
+                f"the model has {size} values, but the vector has shape {weights.shape}"
+            )
+
+    def _free_row(self) -> int:
         self.start()
         while not self._free:
             for pipe in wait(self._pipes):
                 self._receive(self._pipes.index(cast(Connection, pipe)))
-        if weights.shape != self._rows.shape[1:]:
-            size = self._rows.shape[1]
-            raise ModelError(
-                f"the model has {size} values, but the vector has shape {weights.shape}"
-            )
-        row = self._free.popleft()
-        np.copyto(self._rows[row], weights)
-        return row
+        return self._free.popleft()
 
     def _send(self, worker: int, *message: Any) -> None:
         try:
@@ -363,95 +398,6 @@ class Processes:
         )
 
 
-class Worker:
-    """The other end: a cohort in its own process. Scores before it trains, an epoch at a time."""
-
-    def __init__(
-        self,
-        bench: Workbench,
-        cohort: Cohort,
-        pipe: Connection,
-        rows: NDArray[np.float32],
-        part: tuple[int, int],
-    ) -> None:
-        """`part`: which one of how many this is."""
-        self._bench = bench
-        self._cohort = cohort
-        self._pipe = pipe
-        self._rows = rows
-        self._part = part
-        self._row_of: dict[LearnerId, tuple[int, int]] = {}
-        self._to_train: dict[LearnerId, None] = {}  # in the order they were asked for
-        self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
-
-    def serve(self) -> NoReturn:
-        """Do what is asked. Ends the process when the parent is gone."""
-        # A thread that always listens: so the parent never waits for a message to be taken.
-        Thread(target=self._listen, daemon=True).start()
-        try:
-            while True:
-                while not self._to_train or not self._inbox.empty():
-                    kind, *values = self._inbox.get()
-                    self._obey(kind, values)
-                learner = next(iter(self._to_train))
-                del self._to_train[learner]
-                self._train(learner)
-        except BaseException as error:  # whatever the user's own module raises
-            self._pipe.send(("error", f"{type(error).__name__}: {error}"))
-            os._exit(1)
-
-    def _listen(self) -> None:
-        try:
-            while True:
-                self._inbox.put(self._pipe.recv())
-        except (EOFError, OSError):
-            os._exit(0)
-
-    def _obey(self, kind: str, values: list[Any]) -> None:
-        match kind, values:
-            case "begin", [task, with_loss, row, number]:
-                start = Snapshot(task.start.version, self._rows[row])
-                self._cohort.begin(replace(task, start=start), with_loss)
-                self._row_of[task.learner] = row, number
-            case "expect", [learner, num_steps]:
-                self._cohort.expect(learner, num_steps)
-                self._to_train[learner] = None
-            case "finish", [learner]:
-                self._cohort.finish(learner)
-            case "abandon", [learner]:
-                self._to_train.pop(learner, None)
-                self._cohort.abandon(learner)
-                self._pipe.send(("freed", self._row_of[learner][0]))
-            case "score", [row, asked]:
-                (counts,) = self._bench.counts([(self._rows[row], list(asked.values()))])
-                self._pipe.send(("scored", row, dict(zip(asked, counts, strict=True))))
-            case "test", [row]:
-                self._pipe.send(("tested", self._bench.test_parts(self._rows[row], *self._part)))
-            case "state", []:
-                self._pipe.send(("state", self._cohort.state()))
-            case "restore", [state, rows]:
-                self._cohort.restore(state)
-                self._row_of = rows
-                for learner in rows:
-                    run = self._cohort.run_of(learner)
-                    if run.num_done < run.num_expected and run.failure is None:
-                        self._to_train[learner] = None
-
-    def _train(self, learner: LearnerId) -> None:
-        """Train to the end of the epoch, or as far as is wanted, and leave the model in its row."""
-        run = self._cohort.run_of(learner)
-        per_epoch = self._bench.epochs.num_steps(learner)
-        goal = min(run.num_expected, (run.num_done // per_epoch + 1) * per_epoch)
-        losses: tuple[float, ...] = ()
-        with suppress(FloatingPointError):  # the run knows of it
-            losses = self._cohort.advance(learner, goal - run.num_done)
-        row, number = self._row_of[learner]
-        np.copyto(self._rows[row], self._cohort.weights_of(learner))
-        if run.num_done < run.num_expected and run.failure is None:
-            self._to_train[learner] = None  # again, behind the others
-        self._pipe.send(("trained", learner, number, run.num_done, losses, run.failure))
-
-
 def _shared_rows(num_rows: int, size: int) -> NDArray[np.float32]:
     memory = mmap.mmap(-1, num_rows * size * 4)
     return np.frombuffer(memory, dtype=np.float32).reshape(num_rows, size)
@@ -463,13 +409,3 @@ def _fork() -> int:
         # from its pipe, computes, and ends without cleaning up.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
-
-
-def _serve(worker: Worker) -> NoReturn:
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        torch.set_num_threads(1)
-        worker.serve()
-    finally:
-        os._exit(1)

@@ -81,6 +81,7 @@ class Workbench:
         self._evaluator.check(self.train)
         if self._takes_channels_last():
             self.flat = flatten(module, channels_last=True)
+        self._own_values = self.flat.values  # not those of a learner
         everything = torch.arange(len(test.y), device=self.device)
         self._test = held_ready(test, everything, self.feed_evaluation)
         self._recent: deque[tuple[Vector, Tensor]] = deque(maxlen=RECENT_MODELS)
@@ -208,10 +209,12 @@ class Workbench:
         return vector
 
     def _load(self, weights: Vector) -> None:
+        """Have the module hold a model, to be looked at, not to be trained."""
         for vector, values in self._recent:
             if vector is weights:
-                self.flat.values.copy_(values)
+                self.flat.point_to(values)
                 return
+        self.flat.point_to(self._own_values)
         self.flat.load_vector(weights)
 
     def test_parts(self, weights: Vector, part: int, num_parts: int) -> list[Scores]:
@@ -282,12 +285,14 @@ class Workbench:
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
         """Let a trial run train the module; afterwards its weights and counters are as before."""
-        held, counted = self.flat.values.clone(), [counter.clone() for counter in self.counters]
+        own, held = self.flat.values, self.flat.values.clone()
+        counted = [counter.clone() for counter in self.counters]
         with self.chance():
             try:
                 yield
             finally:
-                self.flat.values.copy_(held)
+                self.flat.point_to(own)
+                own.copy_(held)
                 for counter, value in zip(self.counters, counted, strict=True):
                     counter.copy_(value)
 
