@@ -34,6 +34,10 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/community.py --out docs/results/figure2.json --plot docs/results/figure2.png
 	$(BIN)/python benchmarks/agenda.py --out docs/results/agenda.json
+	$(BIN)/python benchmarks/simulate.py --workload w1 --out docs/results/simulate-w1.json
+	$(BIN)/python benchmarks/simulate.py --workload w2 --out docs/results/simulate-w2.json
+	$(BIN)/python benchmarks/simulate.py --workload async --seconds 20 --out docs/results/simulate-async.json
+	$(BIN)/python benchmarks/scaling.py --out docs/results/scaling.json --plot docs/results/scaling.png
 	$(BIN)/python benchmarks/tables.py
 
 soak: $(READY)

@@ -117,9 +117,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         left.plot(counts, [1e3 * row["seconds_per_epoch"] for row in mine], "o-",
                   label=f"{label} ({engines})")  # fmt: skip
         right.plot(counts, [row["peak_memory_mib"] for row in mine], "o-", label=label)
-    left.set(xlabel="learners", ylabel="ms per learner and epoch", yscale="log", xscale="log")
+    left.set(xlabel="learners", ylabel="ms per learner and epoch", xscale="log")
     right.set(xlabel="learners", ylabel="peak memory, MiB", xscale="log")
-    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.set_ylim(bottom=0)
     left.set_title(f"{EXAMPLES} examples, {rows[0]['parameters']:,} values")
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -44,10 +45,111 @@ def agenda() -> str:
     return "\n".join(lines)
 
 
+def _read(name: str) -> Any:
+    return json.loads((DOCS / "results" / name).read_text())
+
+
+def _spread(found: dict[str, float], form: str) -> str:
+    """The median of some measurements, and in brackets the lowest and the highest."""
+    return f"{found['median']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
+
+
+def _throughput(files: dict[str, str]) -> str:
+    lines = [
+        "| workload | engine | samples/s | plain loop | ratio | start-up, s |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for name, file in files.items():
+        row = _read(file)
+        lines.append(
+            f"| {name} | {row['engine']} | {_spread(row['samples_per_second'], ',.0f')} "
+            f"| {row['reference_samples_per_second']['median']:,.0f} "
+            f"| {_spread(row['ratio'], '.2f')} | {row['startup_seconds']['median']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _asynchrony(file: str) -> str:
+    found = _read(file)
+    return (
+        f"AsyncDVW with adaptive learners, 5 fast and 5 slow: "
+        f"{_spread(found['samples_per_second'], ',.0f')} samples/s, "
+        f"{_spread(found['ratio_to_w1'], '.2f')} of W1 in the same pairs."
+    )
+
+
+def _judged(file: str) -> str:
+    lines = [
+        "| epochs | SyncFedAvg, s per round | SyncDVW, s per round | DVW / FedAvg |",
+        "|--:|--:|--:|--:|",
+    ]
+    for row in _read(file)["rows"]:
+        fedavg, dvw = row["seconds_per_round_fedavg"], row["seconds_per_round_dvw"]
+        lines.append(
+            f"| {row['epochs']} | {fedavg['median']:.3f} | {dvw['median']:.3f} "
+            f"| {_spread(row['dvw_to_fedavg'], '.2f')} |"
+        )
+    return "\n".join(lines)
+
+
+def simulate_cpu() -> str:
+    files = {"W1": "simulate-w1.json", "W2": "simulate-w2.json"}
+    return f"{_throughput(files)}\n\n{_asynchrony('simulate-async.json')}"
+
+
+def simulate_gpu() -> str:
+    files = {
+        "W1, 5,000 examples each": "h200-w1.json",
+        "the same with LRN": "h200-w1-lrn.json",
+        "the same in bf16, no LRN": "h200-w1-bf16.json",
+    }
+    parts = (_throughput(files), _asynchrony("h200-async.json"), _judged("h200-dvw.json"))
+    return "\n\n".join(parts)
+
+
+def peers() -> str:
+    lines = [
+        "| peer | workload | samples/s | ratio | with start-up | command to first round, s |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for row in _read("peers.json")["rows"]:
+        lines.append(
+            f"| {row['framework']} {row['version']} | {row['workload'].upper()} "
+            f"| {row['samples_per_second']:,.0f} | {row['ratio_to_reference']:.2f} "
+            f"| {row['ratio_with_start_up']:.2f} ({row['rounds']} rounds) "
+            f"| {row['seconds_to_first_round']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def scaling() -> str:
+    lines = [
+        "| learners | engine | ms per learner and epoch | loop / this | peak memory, MiB |",
+        "|--:|---|--:|--:|--:|",
+    ]
+    for row in _read("scaling.json")["rows"]:
+        lines.append(
+            f"| {row['learners']:,} | {row['engine']} | {1e3 * row['seconds_per_epoch']:.3f} "
+            f"| {row['ratio_to_loop']:.1f} | {row['peak_memory_mib']:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES = {
+    "community": community,
+    "agenda": agenda,
+    "simulate-cpu": simulate_cpu,
+    "simulate-gpu": simulate_gpu,
+    "peers": peers,
+    "scaling": scaling,
+}
+
+
 def main() -> None:
     page = DOCS / "performance.md"
     text = page.read_text(encoding="utf-8")
-    for name, table in (("community", community()), ("agenda", agenda())):
+    for name, made in TABLES.items():
+        table = made()
         pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
         text, count = re.subn(pattern, rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
         assert count == 1, f"{page} has no place for the table {name}"

@@ -8,13 +8,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
-def measured(script: str, out: Path) -> dict[str, Any]:
+def measured(script: str, out: Path, *more: str) -> dict[str, Any]:
     """Return what a benchmark prints, which must be what it writes."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "benchmarks" / script, "--quick", "--out", out],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            ROOT / "benchmarks" / script,
+            "--quick",
+            "--out",
+            out,
+            *more,
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -45,3 +56,40 @@ def test_a_community_update_is_timed_with_and_without_the_cache(tmp_path: Path) 
         assert row["seconds_cached"] > 0
         assert row["seconds_without_cache"] > 0
         assert row["cached_to_copy"] > 0
+
+
+def test_a_simulation_is_timed_beside_a_plain_loop(tmp_path: Path) -> None:
+    found = measured("simulate.py", tmp_path / "w1.json", "--workload", "w1", "--examples", "100")
+
+    (pair,) = found["pairs"]
+    ratio = pair["simulated"]["samples_per_second"] / pair["reference"]["samples_per_second"]
+    assert found["ratio"] == {"median": ratio, "low": ratio, "high": ratio}
+    assert found["rounds_per_second"]["median"] * 1000 == pytest.approx(
+        found["samples_per_second"]["median"]
+    )
+
+
+def test_the_cost_of_a_learner_is_timed_as_they_become_many(tmp_path: Path) -> None:
+    found = measured("scaling.py", tmp_path / "s.json", "--plot", str(tmp_path / "s.png"))
+
+    rows = [(row["learners"], row["asked"], row["engine"]) for row in found["rows"]]
+    assert rows == [
+        (10, "auto", "stack"),
+        (10, "loop", "loop"),
+        (30, "auto", "stack"),
+        (30, "loop", "loop"),
+    ]
+    assert all(row["peak_memory_mib"] > 50 for row in found["rows"])
+    assert (tmp_path / "s.png").stat().st_size > 10_000
+
+
+def test_a_peer_that_is_not_installed_is_named_with_how_to_install_it(tmp_path: Path) -> None:
+    peers = ROOT / "benchmarks" / "peers.py"
+    more = ["--venv", str(tmp_path), "--framework", "pfl", "--workload", "w1"]
+    command = [sys.executable, str(peers), *more]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr

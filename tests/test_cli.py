@@ -496,3 +496,41 @@ def test_without_torch_a_run_says_what_to_install(tmp_path: Path) -> None:
 
     assert_refused(python("-c", script, cwd=tmp_path), "torch", "pip install 'metis-fl[learn]'")
     assert os.listdir(tmp_path) == []
+
+
+def test_tuning_tries_every_engine_and_writes_the_fastest(metis: Metis, tmp_path: Path) -> None:
+    done = metis("tune", *SMALL[:-1], "--seconds", "0.1", "--out", "tuned.toml", "--json")
+
+    trials = json.loads(done.out)
+    assert {trial["engine"] for trial in trials} >= {"loop", "stack"}
+    rates = [trial["samples_per_second"] for trial in trials]
+    assert rates == sorted(rates, reverse=True)
+    tuned = load(tmp_path / "tuned.toml")
+    assert (tuned.engine, tuned.threads) == (trials[0]["engine"], trials[0]["threads"])
+
+
+def test_tuning_says_what_cannot_be_tried(metis: Metis) -> None:
+    done = metis("tune", *SMALL[:-1], "--seconds", "0.1", "--set", "train.optimizer=adam")
+
+    assert done.code == 0
+    assert re.search(r"stack +1 threads +.*the optimizer is adam, not sgd", done.out)
+    assert "fastest: engine = " in done.out
+
+
+def test_an_engine_that_cannot_be_had_is_told_beside_the_result(metis: Metis) -> None:
+    done = metis("run", *SMALL, "--set", "engine=graphs", "--json")
+
+    assert done.code == 0
+    assert done.err == "note: engine = loop instead of graphs: CUDA graphs need device = cuda\n"
+    assert json.loads(done.out)["policy"]
+
+
+def test_policies_compared_together_are_shown_side_by_side(metis: Metis, tmp_path: Path) -> None:
+    names = "sync-fedavg,async-fedavg"
+    done = metis("compare", *SMALL, "--together", "--policies", names, "--out", "pair")
+
+    assert done.code == 0
+    for name in names.split(","):
+        assert name in done.out
+        assert (tmp_path / "pair" / name / "summary.json").exists()
+    assert (tmp_path / "pair" / "report.html").exists()

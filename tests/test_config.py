@@ -351,3 +351,11 @@ def test_a_single_learner_needs_no_groups() -> None:
 
 def test_a_group_of_another_name_replaces_the_defaults() -> None:
     assert load(None, ["groups.phone.seconds_per_step=2"]).group_sizes() == {"phone": 10}
+
+
+def test_names_that_the_config_must_know_without_torch_are_those_of_the_learners() -> None:
+    from metis import config
+    from metis.learn import engines, training
+
+    assert config.ENGINES == engines.ENGINES
+    assert config.PRECISIONS == training.PRECISIONS

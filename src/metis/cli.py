@@ -141,13 +141,8 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Where to write the runs.")] = None,
     device: Device = None,
     together: Annotated[
-        bool | None,
-        typer.Option(
-            "--together/--apart",
-            help="Compute the learners of all runs together; the default on a GPU.",
-            show_default=False,
-        ),
-    ] = None,
+        bool, typer.Option("--together", help="Compute the learners of all runs together.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -171,8 +166,6 @@ def compare(
         (directory / (name if number is None else f"{name}-seed{number}"), chosen)
         for name, number, chosen in plans
     ]
-    if together is None:
-        together = all(chosen.device == "cuda" for _, chosen in targets)
     each = _together if together and len(targets) > 1 else _one_by_one
     summaries = each(targets, quiet or as_json)
     directories = [target for target, _ in targets]
@@ -197,11 +190,11 @@ def _together(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[str,
     from metis.runtime.together import Plan, run_together
 
     if quiet:
-        return run_together([Plan(chosen, target) for target, chosen in targets])
+        return run_together([Plan(chosen, target, (_note,)) for target, chosen in targets])
     with ManyView(console) as view:
         return run_together(
             [
-                Plan(chosen, target, (view.listener(target.name, *chosen.horizon.limits()),))
+                Plan(chosen, target, (_note, view.listener(target.name, *chosen.horizon.limits())))
                 for target, chosen in targets
             ]
         )
@@ -250,9 +243,15 @@ def _watch(
     from metis.report.live import LiveView
 
     if quiet:
-        return work(())
+        return work((_note,))
     with LiveView(*chosen.horizon.limits(), console, title) as view:
-        return work((view,))
+        return work((_note, view))
+
+
+def _note(record: dict[str, Any]) -> None:
+    """Say why a federation is not computed as it was asked for."""
+    if record["kind"] == "run" and record.get("engine_note"):
+        _complain("[yellow]note:[/] ", record["engine_note"])
 
 
 def _report(directory: Path, runs: list[Path], show: bool = True) -> None:
@@ -269,7 +268,7 @@ def _report(directory: Path, runs: list[Path], show: bool = True) -> None:
 
 
 def _tell(line: str) -> None:
-    """Print a line with a path in it: never broken, so that it can be copied or piped."""
+    """Print a line that is never broken, so that a path in it can be copied or piped."""
     console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -347,7 +346,7 @@ def tune(
     def show(trial: Trial) -> None:
         if not as_json:
             found = trial.note or f"{trial.samples_per_second:,.0f} samples/s"
-            console.print(f"{trial.engine:<10} {trial.threads} threads  {found}", highlight=False)
+            _tell(f"{trial.engine:<10} {trial.threads} threads  {found}")
 
     trials = measure(chosen, seconds, show)
     best = trials[0]

@@ -19,7 +19,7 @@ from metis.config import Config, load
 from metis.core.errors import Interrupted, JournalError, RunError
 from metis.runtime.journal import Record, read_journal
 from metis.runtime.replay import replay
-from metis.runtime.run import resume, run
+from metis.runtime.run import resume, run, run_or_resume
 
 POLICIES = ("sync-dvw", "async-dvw-adaptive", "fedasync", "fedbuff", "semisync-fedavg", "fedadam")
 
@@ -134,20 +134,50 @@ class StopAfter:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_interrupted_run_ends_as_if_it_had_not_been(policy: str, tmp_path: Path) -> None:
-    run(small(policy), tmp_path / "whole")
-    num_records = len(without_wall(tmp_path / "whole"))
+@pytest.mark.parametrize(
+    ("policy", "engine", "model"),
+    [
+        *((policy, "stack", "linear") for policy in POLICIES),
+        ("async-dvw-adaptive", "loop", "digits_cnn"),
+        ("async-dvw-adaptive", "processes", "digits_cnn"),
+        ("sync-dvw", "processes", "digits_cnn"),
+        ("fedasync", "stack", "digits_cnn"),
+    ],
+)
+def test_an_interrupted_run_ends_as_if_it_had_not_been(
+    policy: str, engine: str, model: str, tmp_path: Path
+) -> None:
+    chosen: dict[str, Any] = {"engine": engine, "threads": 2, "model": {"name": model}}
+    if model != "linear":
+        chosen["horizon"] = {"seconds": 6.0, "test_every": 3}
+    run(small(policy, **chosen), tmp_path / "whole")
+    records = without_wall(tmp_path / "whole")
+    assert records[0]["engine"] == engine
 
     cut = tmp_path / "cut"
     with pytest.raises(Interrupted, match="metis run --resume"):
-        run(small(policy), cut, listeners=(StopAfter(num_records // 3),))
+        run(small(policy, **chosen), cut, listeners=(StopAfter(len(records) // 3),))
     with pytest.raises(Interrupted):
-        resume(cut, listeners=(StopAfter(2 * num_records // 3),))
+        resume(cut, listeners=(StopAfter(2 * len(records) // 3),))
     resume(cut)
 
     assert_same_run(tmp_path / "whole", cut)
     assert not (cut / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+def test_no_process_is_left_by_runs_that_end_or_never_begin(tmp_path: Path) -> None:
+    config = small("sync-fedavg", engine="processes", threads=2, horizon={"versions": 1})
+
+    run(config, tmp_path / "run")
+    with pytest.raises(RunError, match="already holds a run"):
+        run(config, tmp_path / "run")
+    run_or_resume(config, tmp_path / "run")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "cut", listeners=(StopAfter(5),))
+
+    with pytest.raises(ChildProcessError):  # there is none to wait for
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_an_interrupted_run_leaves_a_readable_journal(tmp_path: Path) -> None:

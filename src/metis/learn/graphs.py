@@ -171,12 +171,7 @@ class Graphs:
         self._slots = [Slot(bench, self._max_steps) for _ in range(num_slots)]
 
     def new_optimizer(self, version: int, kept: object | None) -> dict[str, Any]:
-        if kept is not None:
-            assert isinstance(kept, dict)
-            return {name: value.clone() for name, value in kept.items()}
-        if not self._bench.training.momentum:
-            return {}
-        return {"momentum": torch.zeros_like(self._bench.flat.values)}
+        return self._bench.new_velocity(kept)
 
     def state_of(self, optimizer: dict[str, Any]) -> object:
         return optimizer

@@ -56,10 +56,9 @@ class Remote:
 
 @dataclass(slots=True)
 class Question:
-    """A judge's counts, once they are there, and where the model to score lies until then."""
+    """A judge's counts, once they are there, and which process is to find them."""
 
     judge: LearnerId
-    row: int
     worker: int
     answered: bool = False
     counts: Counts | None = None
@@ -202,7 +201,7 @@ class Processes:
         for worker, part in enumerate(self._parts(judges)):
             asked = {numbers[i]: judges[i] for i in part}
             for number, judge in asked.items():
-                self._questions[number] = Question(judge, row, worker)
+                self._questions[number] = Question(judge, worker)
             if asked:
                 self._send(worker, "score", row, asked)
         return numbers
@@ -299,11 +298,11 @@ class Processes:
             self._send(worker, "restore", part, mine)
         self._num_questions = state["num_questions"]
         for number, counts in state["answers"].items():
-            self._questions[number] = Question(LearnerId(""), 0, 0, True, counts)
+            self._questions[number] = Question(LearnerId(""), 0, True, counts)
         for number, (weights, judge) in state["open"].items():  # a `Cohort` left these open
             row = self._take_row(weights)
             self._scoring[row] = 1
-            self._questions[number] = Question(judge, row, 0)
+            self._questions[number] = Question(judge, 0)
             self._send(0, "score", row, {number: judge})
 
     def close(self) -> None:

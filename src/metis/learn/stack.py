@@ -90,12 +90,7 @@ class Stack:
         self._outputs = vmap(self._outputs_of_one)
 
     def new_optimizer(self, version: int, kept: object | None) -> dict[str, Any]:
-        if kept is not None:
-            assert isinstance(kept, dict)
-            return {name: value.clone() for name, value in kept.items()}
-        if not self._bench.training.momentum:
-            return {}
-        return {"momentum": torch.zeros_like(self._bench.flat.values)}
+        return self._bench.new_velocity(kept)
 
     def state_of(self, optimizer: dict[str, Any]) -> object:
         return optimizer

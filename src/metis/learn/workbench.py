@@ -264,6 +264,15 @@ class Workbench:
         with torch.random.fork_rng(devices=[index]):
             yield seed_both
 
+    def new_velocity(self, kept: object | None) -> dict[str, Tensor]:
+        """Return SGD's state at the start of a task: zero, or a copy of what was kept."""
+        if kept is not None:
+            assert isinstance(kept, dict)
+            return {name: value.clone() for name, value in kept.items()}
+        if not self.training.momentum:
+            return {}
+        return {"momentum": torch.zeros_like(self.flat.values)}
+
     def step_bytes(self) -> int:
         """Return what one mini-batch holds on to between the forward and the backward pass."""
         own = self.flat.values.untyped_storage().data_ptr()

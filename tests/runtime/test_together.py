@@ -1,0 +1,62 @@
+"""Several runs as one: each is what it would have been alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metis.core.errors import Interrupted
+from metis.runtime.run import run
+from metis.runtime.together import Plan, run_together
+from tests.runtime.test_run import StopAfter, assert_same_run, small
+
+POLICIES = ("sync-fedavg", "sync-dvw", "fedasync", "async-dvw-adaptive")
+
+
+def plans(directory: Path, **values: Any) -> list[Plan]:
+    return [Plan(small(policy, **values), directory / policy) for policy in POLICIES]
+
+
+@pytest.mark.parametrize("engine", ["stack", "loop", "processes"])
+def test_runs_computed_together_are_the_runs_computed_apart(engine: str, tmp_path: Path) -> None:
+    """A linear model: its products come out the same whatever else is in the stack."""
+    for plan in plans(tmp_path / "apart", engine=engine, threads=1):
+        run(plan.config, plan.out)
+
+    summaries = run_together(plans(tmp_path / "together", engine=engine, threads=1))
+
+    for policy, summary in zip(POLICIES, summaries, strict=True):
+        assert_same_run(tmp_path / "apart" / policy, tmp_path / "together" / policy)
+        written = json.loads((tmp_path / "together" / policy / "summary.json").read_text())
+        assert written == summary
+
+
+def test_runs_stopped_together_can_all_be_taken_up_again(tmp_path: Path) -> None:
+    for plan in plans(tmp_path / "apart", engine="stack"):
+        run(plan.config, plan.out)
+    cut = plans(tmp_path / "cut", engine="stack")
+    cut[1] = Plan(cut[1].config, cut[1].out, (StopAfter(40),))
+
+    with pytest.raises(Interrupted, match="runs left to do"):
+        run_together(cut)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    run_together(plans(tmp_path / "cut", engine="stack"))
+
+    for policy in POLICIES:
+        assert_same_run(tmp_path / "apart" / policy, tmp_path / "cut" / policy)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    first, *rest = plans(tmp_path, engine="stack")
+    run(first.config, first.out)
+    before = (first.out / "journal.jsonl").read_bytes()
+
+    summaries = run_together([first, *rest])
+
+    assert (first.out / "journal.jsonl").read_bytes() == before
+    assert summaries[0] == json.loads((first.out / "summary.json").read_text())
+    assert all((plan.out / "summary.json").exists() for plan in rest)
