@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -34,6 +33,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+
+from machine import machine
 
 SCRIPTS = Path(__file__).parent.resolve() / "peers"
 TORCH = "torch==2.13.0"
@@ -259,24 +260,6 @@ def environment(folder: Path) -> dict[str, str]:
         "FLWR_HOME": str(folder / "flwr"),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-
-
-def machine(load_average: float) -> dict[str, Any]:
-    """Return what the figures depend on besides the code."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load_average_at_start": load_average,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

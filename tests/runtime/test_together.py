@@ -12,7 +12,7 @@ import pytest
 from metis.core.errors import Interrupted
 from metis.runtime.run import run
 from metis.runtime.together import Plan, run_together
-from tests.runtime.test_run import StopAfter, assert_same_run, small
+from tests.runtime.test_run import StopAfter, assert_same_run, small, without_wall
 
 POLICIES = ("sync-fedavg", "sync-dvw", "fedasync", "async-dvw-adaptive")
 
@@ -61,3 +61,13 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert (first.out / "journal.jsonl").read_bytes() == before
     assert summaries[0] == json.loads((first.out / "summary.json").read_text())
     assert all((plan.out / "summary.json").exists() for plan in rest)
+
+
+def test_stopping_as_the_last_run_ends_stops_nothing(tmp_path: Path) -> None:
+    config = small("sync-fedavg", engine="stack")
+    run(config, tmp_path / "apart")
+    num_records = len(without_wall(tmp_path / "apart"))
+
+    run_together([Plan(config, tmp_path / "together", (StopAfter(num_records),))])
+
+    assert_same_run(tmp_path / "apart", tmp_path / "together")

@@ -163,7 +163,7 @@ def as_tensor(weights: NDArray[np.floating], layout: Layout) -> Tensor:
 
 def _on_cpu(values: Tensor) -> NDArray[np.float32]:
     if values.is_cuda:
-        # Through memory that the GPU can write to directly: four times as fast.
+        # Through memory that the GPU can write to directly, which is faster.
         staged = torch.empty(values.shape, pin_memory=True).copy_(values)
         return staged.numpy().copy()
     array: NDArray[np.float32] = values.numpy()

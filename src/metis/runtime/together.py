@@ -86,10 +86,9 @@ def _see_through(runs: _Runs) -> None:
                         break
                     if stop.is_set():
                         break
-            if stop.is_set():
-                for session in runs.going:
-                    message = session.interrupted()
-                raise Interrupted(f"{len(runs.going)} runs left to do; the last: {message}")
+            if stop.is_set() and runs.going:  # if the last has just ended, there is nothing to stop
+                messages = [str(session.interrupted()) for session in runs.going]
+                raise Interrupted(f"{len(messages)} runs left to do; the last: {messages[-1]}")
             runs.compute()
             # A run that shares with nobody computes for itself; it must not wait for ever.
             for session in list(runs.going):

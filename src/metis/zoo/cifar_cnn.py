@@ -71,7 +71,7 @@ def _few_channels(x: Tensor, weight: Tensor) -> Tensor:
     """Convolve images with 5x5 filters, "same" padding.
 
     cuDNN has no fast way for three channels, so on a GPU this is one matrix product with every
-    patch written out: the whole network trains 12 % faster on an H200.
+    patch written out.
     """
     if not x.is_cuda:
         return F.conv2d(x, weight, padding=2)
