@@ -16,8 +16,8 @@ from metis.core.errors import DataError, ModelError
 from metis.core.types import ClassCounts, Counts, ErrorSums
 from metis.learn.training import Loss
 
-# Results must not depend on memory that happens to be free, so these are numbers, not measures. A
-# GPU is not busy with 500 examples of a small network.
+# About so many at once. Results must not depend on memory that happens to be free, so these are
+# numbers, not measures. A GPU is not busy with 500 examples of a small network.
 EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}
 
 
@@ -51,8 +51,13 @@ def held_ready(examples: Examples, indices: Tensor, feed: Callable[[Tensor], Ten
     x, y = examples.x[indices], examples.y[indices]
     if len(y) == 0 or feed(x[:1]).nbytes * len(y) > PREPARED_BYTES:
         return Examples(x, y)
-    parts = torch.split(x, EVALUATION_BATCH[x.device.type])
-    return Examples(torch.cat([feed(part) for part in parts]), y, prepared=True)
+    return Examples(torch.cat([feed(part) for part in batches(x)]), y, prepared=True)
+
+
+def batches(rows: Tensor) -> tuple[Tensor, ...]:
+    """Cut what is to be evaluated into batches: even ones, since a small one takes as long."""
+    size = EVALUATION_BATCH[rows.device.type]
+    return torch.tensor_split(rows, max(1, (len(rows) + size // 2) // size))
 
 
 def _to(device: torch.device, array: NDArray[Any]) -> Tensor:
@@ -139,10 +144,10 @@ class Evaluator:
     def scores(self, examples: Examples, part: int, num_parts: int) -> list[Scores]:
         """Return the scores of each batch in one of so many parts of all examples."""
         indices = torch.arange(len(examples.y), device=examples.y.device)
-        batches = torch.split(indices, EVALUATION_BATCH[indices.device.type])
-        mine = batches[part * len(batches) // num_parts : (part + 1) * len(batches) // num_parts]
+        all_of_them = batches(indices)
+        first, last = (at * len(all_of_them) // num_parts for at in (part, part + 1))
         found = []
-        for batch in mine:
+        for batch in all_of_them[first:last]:
             ((_, outputs),) = self._outputs(examples, batch)
             y = examples.y[batch]
             (counts,) = self.counts(y, self._predicted(outputs), [len(batch)])
@@ -156,7 +161,7 @@ class Evaluator:
         # no_grad, not inference_mode: what a module of the user's caches on its first pass here
         # (a positional table, say) must be fit for training later.
         with torch.no_grad():
-            for part in torch.split(indices, EVALUATION_BATCH[indices.device.type]):
+            for part in batches(indices):
                 x = examples.x[part]
                 yield part, self.module(x if examples.prepared else self.feed(x)).float()
 

@@ -9,7 +9,9 @@ overlap. A learner is always computed alone, so its result does not depend on it
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +133,7 @@ class Slot:
                 self._compute(offsets)
             torch.cuda.synchronize(self._bench.device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
+            with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
                 self._compute(offsets)
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
@@ -156,6 +158,18 @@ class Slot:
         self._losses.index_copy_(0, self._step, loss.float().reshape(1))
         self._row += len(offsets)
         self._step += 1
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from freeing the graphs of an earlier run now: that would spoil a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Graphs:

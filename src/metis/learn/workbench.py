@@ -32,8 +32,10 @@ from metis.learn.flat import flatten
 from metis.learn.prepare import Preparation
 from metis.learn.training import Loss, Training, new_optimizer, trained_parameters
 
-#: Trained models that stay on a GPU, since they will be scored soon.
+#: Trained models, and what they predict, that stay on a GPU, since they will be asked for soon.
 RECENT_MODELS = 32
+#: A GPU applies a model to all validation examples at once if they are no more than this.
+WHOLE_SET = 5_000
 
 
 class Workbench:
@@ -85,6 +87,7 @@ class Workbench:
         everything = torch.arange(len(test.y), device=self.device)
         self._test = held_ready(test, everything, self.feed_evaluation)
         self._recent: deque[tuple[Vector, Tensor]] = deque(maxlen=RECENT_MODELS)
+        self._predicted: deque[tuple[Vector, Tensor]] = deque(maxlen=RECENT_MODELS)
         self._gather_validation()
         self.draws_chance = self._draws_chance()
 
@@ -179,8 +182,7 @@ class Workbench:
         with self.arithmetic():
             for (weights, _), indices in zip(asked, places, strict=True):
                 if indices:
-                    self._load(weights)
-                    predicted += self._predictions(indices)
+                    predicted += self._predictions(weights, indices)
         if not predicted:
             return [[None] * len(judges) for _, judges in asked]
         sizes = [len(i) for indices in places for i in indices]
@@ -193,13 +195,27 @@ class Workbench:
             for answer, (_, judges) in zip(answers, asked, strict=True)
         ]
 
-    def _predictions(self, indices: Sequence[Tensor]) -> list[Tensor]:
-        """Return what the module predicts for each judge's examples."""
-        if self.device.type == "cuda":
-            return [self._evaluator.predictions(self.validation, torch.cat(list(indices)))]
-        # The last bits of a product depend on what else is in the batch. A CPU loses little by
-        # taking judges one by one, and then their answers do not depend on who else was asked.
-        return [self._evaluator.predictions(self.validation, place) for place in indices]
+    def _predictions(self, weights: Vector, indices: Sequence[Tensor]) -> list[Tensor]:
+        """Return what a model predicts for each judge's examples."""
+        if self.device.type == "cpu":
+            # The last bits of a product depend on what else is in the batch. A CPU loses little by
+            # taking judges one by one, and then their answers do not depend on who else was asked.
+            self._load(weights)
+            return [self._evaluator.predictions(self.validation, place) for place in indices]
+        wanted = torch.cat(list(indices))
+        if len(self.validation.y) > WHOLE_SET:
+            self._load(weights)
+            return [self._evaluator.predictions(self.validation, wanted)]
+        # A GPU takes hardly longer for so few than for one judge's. Whoever is asked first, the
+        # model is applied to all of them; the rest is there when they are asked too.
+        for vector, predicted in self._predicted:
+            if vector is weights:
+                return [predicted[wanted]]
+        self._load(weights)
+        everything = torch.arange(len(self.validation.y), device=self.device)
+        predicted = self._evaluator.predictions(self.validation, everything)
+        self._predicted.append((weights, predicted))
+        return [predicted[wanted]]
 
     def trained_vector(self, values: Tensor) -> Vector:
         """Return a trained model as a vector. Those seen last need not be brought back to a GPU."""
