@@ -34,10 +34,12 @@ from metis.core.triggers import AfterEpochs
 from metis.core.types import (
     ClassCounts,
     Counts,
+    Layout,
     LearnerId,
     Profile,
     Snapshot,
     Task,
+    Tensor,
     Vector,
     frozen,
 )
@@ -47,7 +49,7 @@ from metis.runtime.journal import Journal
 from metis.runtime.simulate import Plan, Simulation
 
 EPOCHS = 4  # per task, the paper's uf
-LAYOUT = "00" * 8
+LAYOUT = Layout((Tensor("weight", (4,), "plain", 0),))
 TARGET_EVENTS_PER_SECOND = 20_000  # of the first case
 
 
@@ -189,7 +191,7 @@ def simulation_of(case: Case, num_learners: int, journal: Journal) -> Simulation
         validation_examples=dict.fromkeys(names, 5),
         batch_size=10,
         upload=Dense(LAYOUT),
-        download=Dense(LAYOUT),
+        snapshot_bytes=Dense(LAYOUT).num_bytes,
         test_every=num_learners,
     )
     community, weighting, pacing = case.parts()

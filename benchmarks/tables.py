@@ -135,6 +135,89 @@ def scaling() -> str:
     return "\n".join(lines)
 
 
+def codecs_speed() -> str:
+    found = _read("codecs.json")
+    lines = [
+        "| parameters | codec | encode, MB/s | decode, MB/s | decode to sparse | encode / copy "
+        "| decode / copy |",
+        "|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in found["speed"]:
+        sparse = row.get("decode_sparse_mb_per_second")
+        lines.append(
+            f"| {row['parameters']:,} | {_codec(row)} "
+            f"| {_spread(row['encode_mb_per_second'], ',.0f')} "
+            f"| {_spread(row['decode_mb_per_second'], ',.0f')} "
+            f"| {format(sparse['median'], ',.0f') if sparse else ''} "
+            f"| {row['encode_to_copy']['median']:.1f} | {row['decode_to_copy']['median']:.1f} |"
+        )
+    claims = [
+        f"{way} {target['worst']:,.0f} MB/s (target at least {target['at_least']:,.0f}: "
+        f"{'met' if target['met'] else 'missed'})"
+        for way, target in found["targets"].items()
+    ]
+    return "\n".join([*lines, "", f"Slowest of all rows: {'; '.join(claims)}."])
+
+
+def codecs_sizes() -> str:
+    lines = [
+        "| update | codec | bytes | times smaller | by formula | bits per position "
+        "| entropy if random | convolutions alone, paper's formula |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in _read("codecs.json")["sizes"]:
+        cells = [
+            format(row[name], ".2f") if name in row else ""
+            for name in ("bits_per_position", "entropy_bits")
+        ]
+        paper = format(row["paper_conv_ratio"], ".1f") if "paper_conv_ratio" in row else ""
+        if "paper_conv_ratio_11_bits" in row:
+            paper += f" (with 11 bits {row['paper_conv_ratio_11_bits']:.1f})"
+        lines.append(
+            f"| {row['update']} | {_codec(row)} | {row['bytes']:,} | {row['ratio']:.1f} "
+            f"| {row['formula_bytes']:,.0f} | {cells[0]} | {cells[1]} | {paper} |"
+        )
+    return "\n".join(lines)
+
+
+def codecs_averaging() -> str:
+    lines = [
+        "| parameters | learners | p | sparse, ms | dense, ms | dense / sparse |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in _read("codecs.json")["averaging"]:
+        lines.append(
+            f"| {row['parameters']:,} | {row['learners']} | {row['sparsity']:.0%} "
+            f"| {1e3 * row['sparse_seconds']['median']:.1f} "
+            f"| {1e3 * row['dense_seconds']['median']:.1f} "
+            f"| {_spread(row['dense_to_sparse'], '.2f')} |"
+        )
+    return "\n".join(lines)
+
+
+def codecs_compare() -> str:
+    found = _read("codecs-compare.json")
+    lines = [
+        "| update | indices as | bytes | bits per position | write, ms | read, ms |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for row in found["compare"]:
+        lines.append(
+            f"| {row['update']} | {row['coder']} | {row['bytes']:,} "
+            f"| {row['bits_per_position']:.2f} | {1e3 * row['write_seconds']['median']:.2f} "
+            f"| {1e3 * row['read_seconds']['median']:.2f} |"
+        )
+    if found["missing"]:
+        lines += ["", f"Not installed and so not measured: {', '.join(found['missing'])}."]
+    return "\n".join(lines)
+
+
+def _codec(row: dict[str, Any]) -> str:
+    """A codec by name, its coding, and whether it makes up for what it left out."""
+    parts = [row["codec"], row["coding"], "error feedback" if row.get("error_feedback") else None]
+    return ", ".join(part for part in parts if part)
+
+
 TABLES = {
     "community": community,
     "agenda": agenda,
@@ -142,6 +225,10 @@ TABLES = {
     "simulate-gpu": simulate_gpu,
     "peers": peers,
     "scaling": scaling,
+    "codecs-speed": codecs_speed,
+    "codecs-sizes": codecs_sizes,
+    "codecs-averaging": codecs_averaging,
+    "codecs-compare": codecs_compare,
 }
 
 

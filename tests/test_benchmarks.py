@@ -83,6 +83,41 @@ def test_the_cost_of_a_learner_is_timed_as_they_become_many(tmp_path: Path) -> N
     assert (tmp_path / "s.png").stat().st_size > 10_000
 
 
+def test_codecs_are_timed_and_their_packets_are_as_long_as_the_formulas_say(
+    tmp_path: Path,
+) -> None:
+    found = measured("codecs.py", tmp_path / "codecs.json")
+
+    assert len(found["speed"]) == 10
+    for row in found["speed"]:
+        is_ternary = row["coding"] is not None
+        assert row["parameters"] == 1_690_046
+        assert row["encode_met"] == (row["encode_mb_per_second"]["median"] >= 300)
+        assert row["decode_met"] == (row["decode_mb_per_second"]["median"] >= 1000)
+        assert ("decode_sparse_mb_per_second" in row) == is_ternary
+    for row in found["sizes"]:
+        assert row["ratio"] == 4 * 1_690_046 / row["bytes"]
+        if row["coding"] is None:
+            assert row["bytes"] == row["formula_bytes"]
+        elif (row["update"], row["coding"]) == ("random", "golomb"):
+            assert row["bytes"] == pytest.approx(row["formula_bytes"], rel=0.01)
+            assert row["entropy_bits"] < row["bits_per_position"] < 1.01 * row["entropy_bits"]
+    (averaged,) = found["averaging"]
+    assert averaged["largest_difference"] < 1e-6
+
+
+def test_indices_are_written_by_other_coders_too(tmp_path: Path) -> None:
+    found = measured("codecs.py", tmp_path / "compare.json", "--compare")
+
+    sizes = {(row["update"], row["coder"]): row["bytes"] for row in found["compare"]}
+    assert set(found["missing"]) <= {"zstandard", "constriction"}
+    assert len(sizes) == 26 - 8 * ("zstandard" in found["missing"]) - 4 * (
+        "constriction" in found["missing"]
+    )
+    assert sizes["random", "Metis, golomb"] < sizes["random", "varint gaps, zlib 6"]
+    assert sizes["random", "4-byte indices"] == sizes["real", "4-byte indices"] == 4 * 16_894
+
+
 def test_a_peer_that_is_not_installed_is_named_with_how_to_install_it(tmp_path: Path) -> None:
     peers = ROOT / "benchmarks" / "peers.py"
     more = ["--venv", str(tmp_path), "--framework", "pfl", "--workload", "w1"]

@@ -25,6 +25,9 @@ DEFAULT_SECONDS = 300.0
 ENGINES = ("auto", "loop", "stack", "processes", "graphs")
 PRECISIONS = ("float32", "tf32", "bf16")
 
+#: See `codecs.packet`.
+CODECS = ("dense", "float16", "bfloat16", "int8", "stc", "sstc")
+
 #: Stands for a model or dataset that was passed in Python and cannot be named in a file.
 PASSED = "passed in Python"
 
@@ -184,8 +187,34 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    upload: str = key("dense", "how updates travel", choices=("dense",))
-    download: str = key("dense", "how community models travel", choices=("dense",))
+    codec: str = key(
+        "dense", "dense is exact; the others pack what has changed since a base", choices=CODECS
+    )
+    sparsity: float = key(
+        0.01, "p of stc and sstc: the share of weights that is kept", low=0, high=1
+    )
+    kernels: float = key(
+        0.125, "f of sstc: the share of convolution kernels that is kept", low=0, high=1
+    )
+    sparsity_of: str = key(
+        "all", "p of all weights, or of those that sstc's kernels leave", choices=("all", "kept")
+    )
+    coding: str = key(
+        "golomb", "of indices: short, or the paper's fixed widths", choices=("golomb", "fixed")
+    )
+    error_feedback: bool = key(False, "add what a packet left out to the next one")
+
+    def in_words(self) -> str:
+        """Return what matters of it, such as `sstc p=0.01 f=0.125`."""
+        words = [self.codec]
+        if self.codec in ("stc", "sstc"):
+            words.append(f"p={self.sparsity:g}")
+        if self.codec == "sstc":
+            words.append(f"f={self.kernels:g}")
+            words += ["of kept"] if self.sparsity_of == "kept" else []
+        if self.codec != "dense" and self.error_feedback:
+            words.append("with feedback")
+        return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +295,8 @@ class Config:
     horizon: Horizon = table(
         Horizon, "when to stop, whichever comes first; default: 300 virtual seconds"
     )
-    codec: Codec = table(Codec, "how models are packed")
+    upload: Codec = table(Codec, "how updates are packed; see docs/packets.md")
+    download: Codec = table(Codec, "how community models are packed")
     costs: Costs = table(Costs, "what things cost in virtual time")
     incidents: tuple[Incident, ...] = field(
         default=(),

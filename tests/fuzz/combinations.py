@@ -12,7 +12,7 @@ from metis.core.controller import Controller
 from metis.core.events import Command, Evaluate, Event, Publish, Refuse, Train
 from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
 from metis.core.server_step import FedAvgM, Stepped
-from metis.core.types import Snapshot
+from metis.core.types import Snapshot, dense
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal, Weighting
 from tests.fuzz.account import Account
 from tests.fuzz.schedules import MODELS, Schedule
@@ -110,7 +110,7 @@ def play(made: Federation, rng: random.Random) -> tuple[list[Event], list[list[C
     """Run one schedule; return its events, the commands they gave, and the account of it all."""
     controller = made.controller()
     account = made.account(controller)
-    schedule = Schedule(rng, account, made.num_learners)
+    schedule = Schedule(rng, account, made.num_learners, rng.choice((0.0, 0.0, 0.5, 1.0)))
     events: list[Event] = []
     told: list[list[Command]] = []
     for _ in range(rng.randint(30, 50)):
@@ -170,8 +170,9 @@ def trace(commands: Sequence[Command]) -> list[object]:
             case Publish(snapshot, folds, committed_steps, drift):
                 found.append((snapshot.version, snapshot.weights.tobytes(), folds))
                 found.append((committed_steps, drift))
-            case Evaluate(number, judge, learner, task_number, weights):
-                found.append((number, judge, learner, task_number, weights.tobytes()))
+            case Evaluate(number, judge, learner, task_number, base_version, weights):
+                found.append((number, judge, learner, task_number, base_version))
+                found.append(dense(weights).tobytes())
             case Refuse():
                 found.append(command)
     return found

@@ -18,7 +18,18 @@ from metis.core.events import (
     Scored,
     TaskExpired,
 )
-from metis.core.types import ClassCounts, LearnerId, Profile, Task, Update, Vector, frozen
+from metis.core.types import (
+    ClassCounts,
+    LearnerId,
+    Model,
+    Profile,
+    Sparse,
+    Task,
+    Update,
+    Vector,
+    dense,
+    frozen,
+)
 from tests.fuzz.account import Account
 
 SIZE = 3  # floats in a model
@@ -44,6 +55,13 @@ NAMES = [LearnerId(name) for name in "abcdef"]
 STRANGER = LearnerId("eve")
 
 
+def _sparse(base: Vector, model: Model, rng: Random) -> Sparse:
+    """Return a model that differs from its base in one weight or two, its last value sent whole."""
+    values = dense(model)
+    at = np.array(sorted(rng.sample((0, 1), rng.randint(1, 2))))
+    return Sparse(base, at, values[at], ((2, 3),), values[2:3])
+
+
 @dataclass(slots=True)
 class Schedule:
     """Draws one event after another, looking at what is open so that most of them matter."""
@@ -51,6 +69,7 @@ class Schedule:
     rng: Random
     account: Account
     num_learners: int
+    share_sparse: float  # of the updates: what a codec like STC makes of them
     sent: list[Update] = field(default_factory=list)
     unheard: list[Task] = field(default_factory=list)  # taken from their learners unanswered
 
@@ -94,10 +113,13 @@ class Schedule:
 
     def _update(self, task: Task) -> Update:
         rng = self.rng
+        weights: Model = MODELS[rng.randrange(len(MODELS))]
+        if rng.random() < self.share_sparse:
+            weights = _sparse(task.start.weights, weights, rng)
         update = Update(
             learner=task.learner,
             task=task.number,
-            weights=MODELS[rng.randrange(len(MODELS))],
+            weights=weights,
             base_version=task.start.version,
             num_examples=rng.randint(1, 50),
             num_steps=rng.randint(1, 9),
@@ -107,6 +129,7 @@ class Schedule:
         if rng.random() < 0.08:
             faults = (
                 {"weights": rng.choice(UNFIT)},
+                {"weights": _sparse(task.start.weights, rng.choice(UNFIT[:2]), rng)},
                 {"base_version": task.start.version + rng.choice((-1, 1))},
                 {"num_steps": 0},
                 {"num_examples": 0},

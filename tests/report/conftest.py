@@ -58,6 +58,8 @@ def records_of(
             "policy": policy,
             "dataset": dataset,
             "partition": "power law (exponent 1.5), 4 classes each",
+            "upload": "dense",
+            "download": "dense",
             "seed": seed,
             "num_classes": num_classes,
             "test_metric": "accuracy" if num_classes else "r2",

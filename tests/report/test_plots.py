@@ -49,6 +49,20 @@ def test_drawing_leaves_pyplot_alone(run_of: RunOf) -> None:
     assert ("matplotlib.pyplot" in sys.modules) == before
 
 
+def test_curves_whose_bytes_are_far_apart_are_drawn_on_a_logarithmic_axis(run_of: RunOf) -> None:
+    plain, packed = run_of("sync-fedavg"), run_of("sync-fedavg", name="packed")
+    for record in packed.records:
+        for name in ("bytes_up", "bytes_down"):
+            if name in record:
+                record[name] //= 300
+
+    figure: Any = plots.accuracy_over_megabytes([plain, packed])
+    alike: Any = plots.accuracy_over_megabytes([plain, plain])
+
+    assert figure.axes[0].get_xscale() == "log"
+    assert alike.axes[0].get_xscale() == "linear"
+
+
 def test_a_run_without_versions_shows_its_first_test_only(run_of: RunOf) -> None:
     run = run_of(seconds=0.5)
     assert run.summary["versions"] == 0

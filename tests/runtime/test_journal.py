@@ -56,8 +56,8 @@ EVENTS: list[Event] = [
 ]
 
 
-def stored_weights(task: int) -> Any:
-    assert task == 3
+def stored_weights(record: Record) -> Any:
+    assert record["task"] == 3
     return WEIGHTS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from metis.codecs.dense import HEADER, Dense
+from metis.codecs.dense import Dense
 from metis.config import Incident
 from metis.core.community import CachedAverage, Community, RoundAverage
 from metis.core.controller import Controller
@@ -19,10 +19,12 @@ from metis.core.triggers import AfterEpochs
 from metis.core.types import (
     ClassCounts,
     Counts,
+    Layout,
     LearnerId,
     Profile,
     Snapshot,
     Task,
+    Tensor,
     Vector,
     frozen,
 )
@@ -32,7 +34,8 @@ from metis.runtime.costs import Costs
 from metis.runtime.journal import Journal, Record
 from metis.runtime.simulate import Plan, Simulation
 
-PACKET = HEADER.size + 4 * 2  # bytes of a model of two values
+LAYOUT = Layout((Tensor("weight", (2,), "plain", 0),))
+PACKET = Dense(LAYOUT).num_bytes
 
 
 class Counting:
@@ -124,7 +127,6 @@ def federation(
     """Learners with 10 steps per epoch, one epoch per task, at so many seconds a step."""
     names = [LearnerId(name) for name in speeds]
     profiles = {name: Profile(name, num_examples=100, steps_per_epoch=10) for name in names}
-    layout = "00" * 8
     costs: dict[str, Any] = {
         name: Costs(seconds_per_step=seconds) for name, seconds in speeds.items()
     }
@@ -134,8 +136,8 @@ def federation(
         "triggers": {name: AfterEpochs(1) for name in names},
         "validation_examples": dict.fromkeys(names, 10),
         "batch_size": 10,
-        "upload": Dense(layout),
-        "download": Dense(layout),
+        "upload": Dense(LAYOUT),
+        "snapshot_bytes": PACKET,
         "incidents": incidents,
     }
     settings.update(plan)

@@ -176,7 +176,7 @@ def test_a_class_that_was_not_named_is_refused(path: Path) -> None:
 
 
 def test_what_has_no_place_in_a_checkpoint_is_refused_and_nothing_is_written(path: Path) -> None:
-    for value in (object(), len, b"bytes", 1j):
+    for value in (object(), len, bytearray(b"bytes"), 1j):
         with pytest.raises(TypeError, match="cannot checkpoint"):
             write_packed(path, {"inside": [value]})
 

@@ -7,7 +7,7 @@ published the pacing's. All sums are float64; models are kept by reference, neve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from metis.core.errors import ConfigError, ModelError, RunError
 from metis.core.kernels import Sum, divide, shift, shift_and_divide, weighted_sum
-from metis.core.types import LearnerId, Update, Vector, frozen
+from metis.core.types import LearnerId, Model, Sparse, Update, Vector, dense, frozen
 
 
 class Community(Protocol):
@@ -55,15 +55,18 @@ class RoundAverage:
 
     Nothing is added before the round closes, and then in sorted learner order: the order of
     arrival cannot change a bit. A learner that answers twice counts once, with its latest model.
+
+    Models that are all sparse changes of one base are added up as such: that costs what changed,
+    not N M.
     """
 
-    models: dict[LearnerId, tuple[Vector, float]] = field(default_factory=dict)
+    models: dict[LearnerId, tuple[Model, float]] = field(default_factory=dict)
 
     def fold(self, update: Update, weight: float, base: Vector) -> None:
-        weights = _accepted(update, weight, base)
+        model = _checked(update, weight, base)
         self.models.pop(update.learner, None)
         if weight > 0:
-            self.models[update.learner] = (weights, weight)
+            self.models[update.learner] = (model, weight)
 
     def drop(self, learner: LearnerId) -> bool:
         return self.models.pop(learner, None) is not None
@@ -73,11 +76,29 @@ class RoundAverage:
         self.models = {}
         if not terms:
             return current
-        return divide(weighted_sum(terms), _mass(terms))
+        mass = math.fsum(weight for _, weight in terms)
+        changes = [(model, weight) for model, weight in terms if isinstance(model, Sparse)]
+        if len(changes) == len(terms) and all(m.base is changes[0][0].base for m, _ in changes):
+            return _average_of_changes(changes, mass)
+        return divide(weighted_sum([(dense(model), weight) for model, weight in terms]), mass)
 
     @property
     def drift(self) -> None:
         return None
+
+
+def _average_of_changes(terms: Sequence[tuple[Sparse, float]], mass: float) -> Vector:
+    """Return the mean of models that have one base: w + sum (p_k / P) delta_k."""
+    first = terms[0][0]
+    change: Sum = np.zeros(first.base.size)
+    for model, weight in terms:
+        change[model.at] += weight * model.by.astype(np.float64)
+    average = shift_and_divide(change, 1.0 / mass, 1.0, first.base, mass=1.0)
+    if first.values.size:
+        values = divide(weighted_sum([(model.values, weight) for model, weight in terms]), mass)
+        average.flags.writeable = True  # it is new, and nobody else's yet
+        first.set_spans(average, values)
+    return frozen(average)
 
 
 @dataclass(slots=True)
@@ -251,6 +272,10 @@ class Buffer:
 
 def _accepted(update: Update, weight: float, base: Vector) -> Vector:
     """Return the update's weights, read-only from now on, if they can be folded at all."""
+    return frozen(dense(_checked(update, weight, base)))
+
+
+def _checked(update: Update, weight: float, base: Vector) -> Model:
     if update.weights.shape != base.shape:
         raise ModelError(
             f"learner {update.learner!r} sent weights of shape {update.weights.shape} for task "
@@ -261,7 +286,7 @@ def _accepted(update: Update, weight: float, base: Vector) -> Vector:
             f"learner {update.learner!r} was given weight {weight} for task {update.task}; "
             "a weight must be finite and not negative"
         )
-    return frozen(update.weights)
+    return update.weights if isinstance(update.weights, Sparse) else frozen(update.weights)
 
 
 def _mass(terms: Iterable[tuple[Vector, float]]) -> float:

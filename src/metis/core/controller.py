@@ -36,8 +36,10 @@ from metis.core.types import (
     ClassCounts,
     Counts,
     LearnerId,
+    Model,
     Profile,
     Snapshot,
+    Sparse,
     Task,
     Update,
     frozen,
@@ -201,8 +203,7 @@ class Controller:
         expected = self.current.weights.shape
         if update.weights.shape != expected:
             return f"its model has shape {update.weights.shape}, the federation's has {expected}"
-        # A sum is finite only if all of its terms are; taking it costs a third of looking at each.
-        if not (np.isfinite(update.weights.sum()) or np.isfinite(update.weights).all()):
+        if not _is_finite(update.weights):
             return "its model holds values that are not finite"
         if update.base_version != task.start.version:
             return f"it started from version {update.base_version}, not {task.start.version}"
@@ -227,7 +228,9 @@ class Controller:
     def _evaluate(self, number: int, ticket: Ticket) -> Evaluate:
         update = ticket.update
         judge = ticket.waiting_for[number]
-        return Evaluate(number, judge, update.learner, update.task, update.weights)
+        return Evaluate(
+            number, judge, update.learner, update.task, update.base_version, update.weights
+        )
 
     def _score(self, number: int, counts: Counts | None, missing: bool = False) -> list[Command]:
         """Record a judge's answer. One that comes late or twice changes nothing."""
@@ -353,6 +356,14 @@ class Controller:
         number = self.task_of.pop(learner, None)
         if number is not None:
             del self.tasks[number]
+
+
+def _is_finite(model: Model) -> bool:
+    if isinstance(model, Sparse):
+        changed = model.base[model.at] + model.by
+        return bool(np.isfinite(changed).all() and np.isfinite(model.values).all())
+    # A sum is finite only if all of its terms are; taking it costs a third of looking at each.
+    return bool(np.isfinite(model.sum()) or np.isfinite(model).all())
 
 
 def fits(counts: Counts, num_classes: int | None, others: Iterable[Counts]) -> bool:

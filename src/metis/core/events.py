@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Update, Vector
+from metis.core.types import Counts, LearnerId, Model, Profile, Snapshot, Task, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Evaluate:
     judge: LearnerId
     learner: LearnerId  # whose model is judged
     task: int
-    weights: Vector
+    base_version: int  # from which that model was trained
+    weights: Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,15 +193,15 @@ def _scalar_loop(
 
 @cache
 def _compiled() -> _Loop | None:
-    """Return the compiled loop, or None without numba. Imported on first use: it takes a second."""
+    """Return the compiled loop, or None without numba. Imported on first use: it takes a second.
+
+    Compiled anew in each process. numba's cache on disk saves half a second, and two processes that
+    fill it at the same time can each be left with the other's code for its own types.
+    """
     try:
         import numba
     except ImportError:  # not installed, or not for this numpy
         return None
     njit: Any = numba.njit  # typed in some releases only
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        loop: _Loop = njit(cache=True, **options)(_scalar_loop)
-    except RuntimeError:  # nowhere to write the cache
-        loop = njit(**options)(_scalar_loop)
+    loop: _Loop = njit(nogil=True, error_model="numpy")(_scalar_loop)
     return loop

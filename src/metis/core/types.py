@@ -51,6 +51,33 @@ class Layout:
         return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
+@dataclass(slots=True, eq=False)
+class Sparse:
+    """A model as what tells it from its base: few weights that changed, and parts sent whole."""
+
+    base: Vector
+    at: NDArray[np.int64]  # places in the vector, ascending
+    by: Vector  # what is added there
+    spans: tuple[tuple[int, int], ...]  # from, to: what does not depend on the base
+    values: Vector  # of all spans, joined
+    whole: Vector | None = None  # the model itself, once somebody has asked for it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    def set_spans(self, vector: Vector, values: Vector) -> None:
+        """Write values to those parts of a vector that do not depend on the base."""
+        at = 0
+        for start, stop in self.spans:
+            vector[start:stop] = values[at : at + stop - start]
+            at += stop - start
+
+
+#: A model as it arrives. Most of what is done with it needs the vector: see `dense`.
+Model: TypeAlias = Vector | Sparse
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One published community model."""
@@ -120,7 +147,7 @@ class Update:
 
     learner: LearnerId
     task: int
-    weights: Vector
+    weights: Model
     base_version: int
     num_examples: int
     num_steps: int
@@ -133,6 +160,18 @@ def frozen(weights: NDArray[np.floating]) -> Vector:
     vector = np.ascontiguousarray(weights, dtype=np.float32)
     vector.flags.writeable = False
     return vector
+
+
+def dense(model: Model) -> Vector:
+    """Return a model as a vector. Made once: whoever asks again is given the same one."""
+    if not isinstance(model, Sparse):
+        return model
+    if model.whole is None:
+        whole = np.array(model.base, dtype=np.float32)
+        whole[model.at] += model.by
+        model.set_spans(whole, model.values)
+        model.whole = frozen(whole)
+    return model.whole
 
 
 def digest(weights: Vector) -> str:

@@ -38,6 +38,7 @@ _STYLES = ("-", "--", ":")
 _GREY = "#777777"
 
 _GRID_POINTS = 400  # at which seeds are averaged: more than a picture has pixels to tell apart
+_FAR_APART = 20  # times: curves whose ends are further apart need a logarithmic axis
 _MAX_NAMES = 40  # rows of the holdings that still get a name
 _MAX_EPOCHS = 120  # of a learner's validation cycles
 
@@ -98,10 +99,12 @@ def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label
     series = series_of(runs)
     figure = _figure(8, 4.4)
     axes = figure.add_subplot()
+    ends: list[float] = []
     for one, (colour, style) in zip(series, _looks(series), strict=True):
         curves = [c for c in map(curve, one.runs) if c]
         if not curves:
             continue
+        ends += [where(c[-1]) for c in curves if where(c[-1]) > 0]
         lines = [(np.array([where(p) for p in c]), np.array([p.score for p in c])) for c in curves]
         x, low, middle, high = _averaged(lines)
         marker = "o" if x[0] == x[-1] else None  # a line of no length would not be seen
@@ -111,7 +114,10 @@ def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label
         if len(lines) > 1:
             axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
     _plain(axes, x_label, f"test {metric_name(runs)}")
-    axes.set_xlim(left=0)
+    if ends and max(ends) > _FAR_APART * min(ends):  # as compressed and other updates are
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(_thousands())
     seeds = max(len(one.runs) for one in series)
     title = f"mean of up to {seeds} seeds, band: lowest to highest" if seeds > 1 else None

@@ -81,6 +81,10 @@ class Series:
         return [run.summary[key] for run in self.runs if run.summary[key] is not None]
 
 
+#: What runs that are told apart by their seed alone have in common, as far as journals tell.
+_SETTINGS = ("policy", "dataset", "partition", "upload", "download")
+
+
 def series_of(runs: Sequence[Run]) -> list[Series]:
     """Group runs that differ in nothing but their seed, in order of appearance.
 
@@ -89,8 +93,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
     """
     alike: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        settings = (str(run.summary[key]) for key in ("policy", "dataset", "partition"))
-        alike.setdefault(tuple(settings), []).append(run)
+        alike.setdefault(tuple(str(run.summary[key]) for key in _SETTINGS), []).append(run)
     groups: list[list[Run]] = []
     for members in alike.values():
         seeds = {run.summary["seed"] for run in members}
@@ -108,7 +111,8 @@ def _label(policy: str, members: Sequence[Run], alone: bool) -> str:
     if len(members) == 1:
         return f"{policy} ({members[0].name})"
     summary = members[0].summary
-    return f"{policy} ({summary['dataset']}, {summary['partition']})"
+    packed = [summary[key] for key in ("upload", "download") if summary[key] != "dense"]
+    return f"{policy} ({', '.join([summary['dataset'], summary['partition'], *packed])})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ class Tally:
         self.ended: str | None = None
         self.samples_trained = 0
         self.bytes_up = 0
+        self.num_arrived = 0
         self.bytes_down = 0
         self.tasks: set[int] = set()  # handed out and not answered
         self.num_tasks = 0
@@ -50,6 +51,7 @@ class Tally:
                 self.samples_trained += record["samples"]
             case "arrive":
                 self.bytes_up += record["bytes_up"]
+                self.num_arrived += 1
                 self.tasks.discard(record["task"])
                 self.arrived.add(record["task"])
             case "fail":
@@ -92,6 +94,8 @@ class Tally:
             "policy": self.run.get("policy"),
             "dataset": self.run.get("dataset"),
             "partition": self.run.get("partition"),
+            "upload": self.run.get("upload"),
+            "download": self.run.get("download"),
             "seed": self.run.get("seed"),
             "ended": self.ended,
             "virtual_seconds": self.virtual_seconds,
@@ -111,6 +115,7 @@ class Tally:
             "samples_trained": self.samples_trained,
             "wall_samples_per_second": self.samples_trained / max(self.wall_seconds, 1e-9),
             "bytes_up": self.bytes_up,
+            "mean_update_bytes": self.bytes_up / self.num_arrived if self.num_arrived else None,
             "bytes_down": self.bytes_down,
             "parameters": self.run.get("parameters"),
             "test_metric": self.run.get("test_metric"),

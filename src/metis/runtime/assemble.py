@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metis import paper, zoo
+from metis.codecs.choose import codec_of
 from metis.codecs.dense import Dense
 from metis.config import PASSED, Config, Group
 from metis.core.community import Mixing
@@ -99,8 +100,7 @@ def assemble(
     choice = choose(bench, config.engine, config.threads, at_work, config.memory_gib)
     config = replace(config, engine=choice.engine, threads=choice.threads)
     profiles = {profile.learner: profile for profile in bench.profiles()}
-    controller = controller_of(config, first, dataset.num_classes)
-    codec = Dense(layout.digest)
+    controller = controller_of(config, first, layout, dataset.num_classes)
     assert config.train.batch_size is not None
     plan = Plan(
         profiles=profiles,
@@ -110,8 +110,8 @@ def assemble(
         },
         validation_examples={name: len(share.validation) for name, share in shares.items()},
         batch_size=config.train.batch_size,
-        upload=codec,
-        download=codec,
+        upload=codec_of(config.upload, layout),
+        snapshot_bytes=Dense(layout).num_bytes,
         test_every=_or(config.horizon.test_every, 1 if chosen.pacing.rounds else config.learners),
         max_versions=config.horizon.versions,
         max_seconds=config.horizon.seconds,
@@ -132,6 +132,8 @@ def assemble(
         "layout": layout.digest,
         "tensors": [[t.name, list(t.shape), t.kind] for t in layout.tensors],
         "initial": digest(first.weights),
+        "upload": config.upload.in_words(),
+        "download": config.download.in_words(),
         "engine": choice.engine,
         "engine_note": choice.note,
         "unplaced": division.unplaced,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from metis.codecs.choose import codec_of
 from metis.config import Config, late_learners
+from metis.core.codec import Published
+from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
+from metis.core.errors import ConfigError
 from metis.core.recipes import Recipe, Settings, recipe
-from metis.core.types import Snapshot
+from metis.core.types import Layout, Snapshot
 
 
 def recipe_of(config: Config) -> Recipe:
@@ -29,15 +33,24 @@ def recipe_of(config: Config) -> Recipe:
     return recipe(config.policy, settings)
 
 
-def controller_of(config: Config, start: Snapshot, num_classes: int) -> Controller:
+def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: int) -> Controller:
     """Return a fresh controller that holds version 0 and waits for its learners.
 
     `num_classes` is what judges count; 0 for a regression.
     """
     chosen = recipe_of(config)
+    community = chosen.community
+    download = codec_of(config.download, layout)
+    if download.needs_base:
+        if config.download.error_feedback and isinstance(community, CachedAverage | Mixing):
+            raise ConfigError(
+                f"download.error_feedback: {config.policy} keeps whole models in its sum, so what "
+                "a packet leaves out comes with the next one anyway"
+            )
+        community = Published(community, download)
     late = late_learners(config.incidents)
     return Controller(
-        community=chosen.community,
+        community=community,
         weighting=chosen.weighting,
         pacing=chosen.pacing,
         current=start,

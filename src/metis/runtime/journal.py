@@ -32,9 +32,9 @@ from metis.core.types import (
     Counts,
     ErrorSums,
     LearnerId,
+    Model,
     Profile,
     Update,
-    Vector,
 )
 
 Record: TypeAlias = dict[str, Any]
@@ -163,18 +163,18 @@ def event_record(event: Event) -> tuple[str, Record]:
             return "evaluation-expired", {"evaluation": evaluation}
 
 
-def record_event(record: Record, weights: Callable[[int], Vector]) -> Event | None:
+def record_event(record: Record, model: Callable[[Record], Model]) -> Event | None:
     """Return the event a record tells of, or None if it tells of something else.
 
-    `weights` returns the stored model of an update by its task number.
+    `model` returns the stored model of an update by its record.
     """
     try:
-        return _event(record, weights)
+        return _event(record, model)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise JournalError(f"{record['kind']!r} record is damaged: {error!r}") from None
 
 
-def _event(record: Record, weights: Callable[[int], Vector]) -> Event | None:
+def _event(record: Record, model: Callable[[Record], Model]) -> Event | None:
     match record["kind"]:
         case "join":
             return Joined(
@@ -192,7 +192,7 @@ def _event(record: Record, weights: Callable[[int], Vector]) -> Event | None:
                 Update(
                     learner=LearnerId(record["learner"]),
                     task=record["task"],
-                    weights=weights(record["task"]),
+                    weights=model(record),
                     base_version=record["base_version"],
                     num_examples=record["num_examples"],
                     num_steps=record["num_steps"],

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from metis.core.events import Evaluate, EvaluationExpired
 from metis.core.local_run import Learners
-from metis.core.types import LearnerId, Vector
+from metis.core.types import LearnerId, dense
 from metis.runtime.agenda import Score, Tell, World
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Journal
+from metis.runtime.post import Post
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +23,19 @@ class Judging:
     deadline_seconds: float
     learners: Learners
     journal: Journal
+    post: Post
 
-    def ask(self, world: World, group: Sequence[Evaluate], weights: Vector, num_bytes: int) -> None:
+    def ask(self, world: World, group: Sequence[Evaluate], packet_bytes: int) -> None:
         """Score one update at all its judges. Judges work beside training, one model at a time.
 
-        `weights` is what reaches them, in so many bytes.
+        `packet_bytes` is what the update itself came in.
         """
         here = [e for e in group if e.judge not in world.down]
-        questions = self.learners.ask(weights, [e.judge for e in here])
+        questions = self.learners.ask(dense(group[0].weights), [e.judge for e in here])
         asked = dict(zip((e.evaluation for e in here), questions, strict=True))
         for command in group:
             judge, number = command.judge, command.evaluation
+            num_bytes = self.post.bytes_to_judge(world, judge, command.base_version, packet_bytes)
             self.journal.write(
                 "evaluate",
                 world.now,

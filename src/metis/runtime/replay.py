@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from metis.codecs.choose import codec_of
 from metis.config import load
 from metis.core.errors import JournalError
 from metis.core.events import Publish
-from metis.core.types import Layout, Snapshot, Tensor, Vector, digest
+from metis.core.types import Layout, Model, Snapshot, Tensor, digest
 from metis.runtime.compose import controller_of
 from metis.runtime.files import CONFIG, INITIAL, JOURNAL, update_path
 from metis.runtime.journal import Record, read_journal, record_event
+from metis.runtime.post import packet_digest
+from metis.store.atomic import read_bytes
 from metis.store.weights import read_safetensors
 
 
@@ -44,18 +47,24 @@ def _replay(directory: Path, on_version: Callable[[int], None]) -> Replayed:
         raise JournalError(
             f"{directory} kept no updates to replay; run it with --set output.keep_updates=true"
         )
-    layout = _layout(header)
+    layout = layout_of(header)
     start = Snapshot(0, read_safetensors(directory / INITIAL, layout))
     _compare("version 0", digest(start.weights), header["initial"])
-    controller = controller_of(config, start, header["num_classes"])
+    controller = controller_of(config, start, layout, header["num_classes"])
+    upload = codec_of(config.upload, layout)
 
-    def weights(task: int) -> Vector:
-        return read_safetensors(update_path(directory, task), layout)
+    def update(record: Record) -> Model:
+        task = controller.tasks.get(record["task"])
+        base = start.weights if task is None else task.start.weights  # if not, it is refused
+        path = update_path(directory, record["task"])
+        packet = read_bytes(path)
+        _compare(f"digest of {path}", packet_digest(packet), record["digest"])
+        return upload.decode(packet, base)
 
     published: deque[Publish] = deque()
     num_events = 0
     for record in records:
-        event = record_event(record, weights)
+        event = record_event(record, update)
         if event is not None:
             num_events += 1
             commands = controller.handle(event)
@@ -83,7 +92,8 @@ def _compare(what: str, replayed: object, told: object) -> None:
         raise JournalError(f"{what}: the replay gives {replayed}, the journal says {told}")
 
 
-def _layout(header: Record) -> Layout:
+def layout_of(header: Record) -> Layout:
+    """Return how a run's models lie in a vector, from the first record of its journal."""
     tensors, offset = [], 0
     for name, shape, kind in header["tensors"]:
         tensors.append(Tensor(name, tuple(shape), kind, offset))

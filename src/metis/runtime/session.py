@@ -9,8 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metis.codecs import dense, quantized, ternary
 from metis.config import Config, Incident
-from metis.core import community, events, local_run, pacing, server_step, triggers, types, weighting
+from metis.core import (
+    codec,
+    community,
+    events,
+    local_run,
+    pacing,
+    server_step,
+    triggers,
+    types,
+    weighting,
+)
 from metis.core.controller import Controller, Ticket
 from metis.core.errors import Interrupted, RunError
 from metis.core.local_run import Learners
@@ -22,14 +33,28 @@ from metis.runtime.assemble import Federation
 from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, SUMMARY, update_path
 from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
-from metis.store.atomic import partial, put_in_place
+from metis.store.atomic import partial, put_in_place, write_bytes
 from metis.store.pack import read_packed, write_packed
 from metis.store.weights import save_safetensors
 
 if TYPE_CHECKING:
     from torch import nn
 
-_MODULES = (agenda, community, events, local_run, pacing, server_step, triggers, types, weighting)
+_MODULES = (
+    agenda,
+    codec,
+    community,
+    dense,
+    events,
+    local_run,
+    pacing,
+    quantized,
+    server_step,
+    ternary,
+    triggers,
+    types,
+    weighting,
+)
 #: All that a checkpoint may hold; nothing else is ever made from one.
 _CLASSES = [Controller, Ticket, Incident] + [
     value
@@ -144,10 +169,9 @@ class Session:
         self._journal.close()
         self._federation.learners.close()
 
-    def _keep(self, task: int, weights: Vector) -> None:
+    def _keep(self, task: int, packet: bytes) -> None:
         assert self._out is not None
-        path = update_path(self._out, task)
-        save_safetensors(path, weights, self._federation.layout)
+        write_bytes(update_path(self._out, task), packet)
 
     def _tested(self, snapshot: Snapshot, best: bool) -> None:
         if best:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from metis.config import Incident, late_learners
+from metis.core.codec import Codec, Published
 from metis.core.controller import Controller
-from metis.core.errors import RunError
+from metis.core.errors import ModelError, RunError
 from metis.core.events import (
     Arrived,
     Command,
@@ -32,7 +32,7 @@ from metis.core.events import (
     Train,
 )
 from metis.core.local_run import Learners, LocalRun, Trigger
-from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, Vector, digest
+from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, dense, digest
 from metis.runtime.agenda import (
     Arrive,
     Begin,
@@ -46,14 +46,7 @@ from metis.runtime.agenda import (
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Journal, event_record, fold_record
 from metis.runtime.judging import Judging
-
-
-class Codec(Protocol):
-    """A model as bytes, and back."""
-
-    def carry(self, weights: Vector) -> tuple[Vector, int]:
-        """Return what comes out at the other end, and how many bytes went over the wire."""
-        ...
+from metis.runtime.post import Post, packet_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ class Plan:
     validation_examples: Mapping[LearnerId, int]
     batch_size: int
     upload: Codec
-    download: Codec
+    snapshot_bytes: int  # of a model that travels as it is
     test_every: int = 1
     max_versions: int | None = None
     max_seconds: float | None = None
@@ -84,10 +77,10 @@ class Simulation:
         controller: Controller,
         learners: Learners,
         journal: Journal,
-        keep: Callable[[int, Vector], None] | None = None,
+        keep: Callable[[int, bytes], None] | None = None,
         tested: Callable[[Snapshot, bool], None] | None = None,
     ) -> None:
-        """`keep` is given every update's task and weights; `tested` every snapshot that was
+        """`keep` is given every update's task and packet; `tested` every snapshot that was
         tested, and whether it is the best so far."""
         self.plan = plan
         self.controller = controller
@@ -96,10 +89,15 @@ class Simulation:
         self.world = World()
         self._keep = keep
         self._tested = tested
-        self._packet: tuple[int, Vector, int] | None = None  # the version sent last
+        self._post = Post(plan.upload, plan.snapshot_bytes)
         self._judged = controller.weighting.judged_by != "nobody"
         self._judging = Judging(
-            plan.costs, plan.validation_examples, plan.deadline_seconds, learners, journal
+            plan.costs,
+            plan.validation_examples,
+            plan.deadline_seconds,
+            learners,
+            journal,
+            self._post,
         )
         # Anybody may be unlucky a few times; a federation in which everybody is, is stuck.
         self._max_refusals = max(30, 3 * len(plan.profiles))
@@ -138,10 +136,8 @@ class Simulation:
                 self._steps_done(learner, num_steps)
             case _, Tell(event):
                 self._tell(event)
-            case _, Arrive(update, question, num_bytes):
-                if question is not None:
-                    update = replace(update, counts=self.learners.answer(question))
-                self._tell(Arrived(update), num_bytes)
+            case _, Arrive():
+                self._arrive(due[1])
             case _, Score(evaluation, question):
                 self._tell(Scored(evaluation, self.learners.answer(question)))
             case _, LeaseEnds(task_number, learner, renewal):
@@ -241,35 +237,49 @@ class Simulation:
     def _offer(self, run: LocalRun) -> None:
         """Send the trained model up. Its own counts are of the model as it will be decoded."""
         task, learner = run.task, run.task.learner
-        weights, num_bytes = self.plan.upload.carry(self.learners.finish(learner))
+        trained, base = self.learners.finish(learner), task.start.weights
+        try:
+            model, num_bytes, packet = self._post.carry(
+                self.world, learner, trained, base, self._keep is not None
+            )
+        except ModelError as error:
+            self._fail(run, str(error))
+            return
         del self.world.runs[learner]
         update = Update(
             learner=learner,
             task=task.number,
-            weights=weights,
+            weights=model,
             base_version=task.start.version,
             num_examples=self.plan.profiles[learner].num_examples,
             num_steps=run.num_steps,
             seconds=run.seconds,
             counts=None,
         )
-        question = self.learners.ask(weights, [learner])[0] if self._judged else None
+        question = self.learners.ask(dense(model), [learner])[0] if self._judged else None
         costs = self.plan.costs[learner]
         seconds = costs.request_overhead_seconds + costs.transfer_seconds(num_bytes)
         seconds *= self.world.slowness_of(learner)
         self._renew_lease(task, seconds)
-        self.world.schedule(seconds, learner, Arrive(update, question, num_bytes))
+        self.world.schedule(seconds, learner, Arrive(update, question, num_bytes, packet))
 
     # ---- the controller -----------------------------------------------------------------------
 
-    def _tell(self, event: Event, num_bytes: int = 0) -> None:
+    def _arrive(self, item: Arrive) -> None:
+        update = item.update
+        more: dict[str, object] = {"bytes_up": item.num_bytes}
+        if item.question is not None:
+            update = replace(update, counts=self.learners.answer(item.question))
+        if self._keep is not None and item.packet is not None:
+            more["digest"] = packet_digest(item.packet)
+            self._keep(update.task, item.packet)
+        if self._judged:
+            self.world.packet_bytes[update.task] = item.num_bytes
+        self._tell(Arrived(update), **more)
+
+    def _tell(self, event: Event, **more: object) -> None:
         kind, fields = event_record(event)
-        if isinstance(event, Arrived):
-            fields["bytes_up"] = num_bytes
-            if self._keep is not None:
-                fields["digest"] = digest(event.update.weights)
-                self._keep(event.update.task, event.update.weights)
-        self.journal.write(kind, self.world.now, **fields)
+        self.journal.write(kind, self.world.now, **fields, **more)
         self._obey(self.controller.handle(event))
 
     def _obey(self, commands: Sequence[Command]) -> None:
@@ -284,14 +294,18 @@ class Simulation:
                     evaluations.setdefault(command.task, []).append(command)
                 case Refuse():
                     self._refused(command)
-        for group in evaluations.values():
-            weights, num_bytes = self.plan.download.carry(group[0].weights)
-            self._judging.ask(self.world, group, weights, num_bytes)
+        for number, group in evaluations.items():
+            self._judging.ask(self.world, group, self.world.packet_bytes[number])
 
     def _published(self, command: Publish) -> None:
         snapshot = command.snapshot
         self.world.refusals_in_a_row = 0
         self.world.refused.clear()
+        for fold in command.folds:
+            self.world.packet_bytes.pop(fold.task, None)
+        community = self.controller.community
+        packet = community.packet if isinstance(community, Published) else None
+        self._post.publish(self.world, snapshot.version, packet)
         self.journal.write(
             "version",
             self.world.now,
@@ -299,6 +313,7 @@ class Simulation:
             digest=digest(snapshot.weights),
             committed_steps=command.committed_steps,
             drift=command.drift,
+            packet_bytes=None if packet is None else len(packet),
             folds=[fold_record(fold) for fold in command.folds],
         )
         if snapshot.version % self.plan.test_every == 0:
@@ -322,9 +337,7 @@ class Simulation:
 
     def _hand_out(self, task: Task) -> None:
         learner, version = task.learner, task.start.version
-        if self._packet is None or self._packet[0] != version:
-            self._packet = (version, *self.plan.download.carry(task.start.weights))
-        _, weights, num_bytes = self._packet
+        num_bytes = self._post.bytes_to_learner(self.world, learner, version)
         self.journal.write(
             "task",
             self.world.now,
@@ -338,11 +351,10 @@ class Simulation:
         if learner in self.world.down:
             self._renew_lease(task, math.inf)
             return
-        received = replace(task, start=Snapshot(version, weights))
         slowness = self.world.slowness_of(learner)
         seconds = self.plan.costs[learner].transfer_seconds(num_bytes) * slowness
         self._renew_lease(task, seconds)
-        self.world.schedule(seconds, learner, Begin(received))
+        self.world.schedule(seconds, learner, Begin(task))
 
     def _refused(self, command: Refuse) -> None:
         self.journal.write(
@@ -352,6 +364,7 @@ class Simulation:
             task=command.task,
             reason=command.reason,
         )
+        self.world.packet_bytes.pop(command.task, None)
         self.world.refusals_in_a_row += 1
         self.world.refused.add(command.learner)
         all_refused = self.controller.members <= self.world.refused

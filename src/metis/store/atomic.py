@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from metis.core.errors import JournalError, RunError
+
 
 def partial(target: Path) -> Path:
     """Return where to write what will become `target`."""
@@ -23,3 +25,20 @@ def put_in_place(target: Path) -> None:
     os.umask(mask)
     os.chmod(written, 0o666 & ~mask)
     os.replace(written, target)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all. Raises RunError if it cannot be written."""
+    try:
+        partial(path).write_bytes(content)
+        put_in_place(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what a file holds. Raises JournalError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror}") from None

@@ -80,6 +80,9 @@ class _Packer:
         if isinstance(value, np.ndarray):
             self.arrays.append(value)
             return ["array", len(self.arrays) - 1, bool(value.flags.writeable)]
+        if isinstance(value, bytes):
+            self.arrays.append(np.frombuffer(value, dtype=np.uint8))
+            return ["bytes", len(self.arrays) - 1]
         if isinstance(value, dict):
             return ["dict", *([self.pack(k), self.pack(v)] for k, v in value.items())]
         if isinstance(value, set | frozenset):
@@ -117,6 +120,8 @@ class _Unpacker:
             array = self._arrays[rest[0]]
             array.flags.writeable = rest[1]
             return array
+        if tag == "bytes":
+            return self._arrays[rest[0]].tobytes()
         if tag == "dict":
             return {self.unpack(k): self.unpack(v) for k, v in rest}
         if tag == "object":

@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from metis.core.errors import ModelError, RunError
-from metis.core.types import Layout, Vector, frozen
+from metis.core.types import Kind, Layout, Tensor, Vector, frozen
 from metis.store.atomic import partial, put_in_place
+
+_FLOATS = ("F64", "F32", "F16", "BF16")  # what a model is made of
 
 
 def save_safetensors(path: str | os.PathLike[str], weights: Vector, layout: Layout) -> None:
@@ -30,6 +32,30 @@ def save_safetensors(path: str | os.PathLike[str], weights: Vector, layout: Layo
         put_in_place(target)
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot write weights to {target}: {error}") from error
+
+
+def file_layout(path: str | os.PathLike[str]) -> Layout:
+    """Return a layout for the float tensors of a file, in the order in which they lie there.
+
+    Kinds follow from shapes: fewer than two dimensions are plain, two dense, more conv.
+    """
+    tensors: list[Tensor] = []
+    offset = 0
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.offset_keys():
+                tensor = file.get_slice(name)
+                shape = tuple(tensor.get_shape())
+                if tensor.get_dtype() not in _FLOATS:
+                    continue  # a counter
+                kind: Kind = "plain" if len(shape) < 2 else "dense" if len(shape) == 2 else "conv"
+                tensors.append(Tensor(name, shape, kind, offset))
+                offset += tensors[-1].size
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise ModelError(f"{path} is not a safetensors file: {error}") from None
+    return Layout(tuple(tensors))
 
 
 def read_safetensors(path: str | os.PathLike[str], layout: Layout) -> Vector:

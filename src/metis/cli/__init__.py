@@ -1,0 +1,58 @@
+"""The command line. Verbs only: what they do lives where the library has it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from metis.cli import codec, data, runs, settings
+from metis.cli.common import complain
+from metis.core.errors import Interrupted, MetisError
+
+app = typer.Typer(
+    name="metis",
+    help="Federated learning for learners that differ in data and speed.",
+    epilog="First steps:  metis run   |   metis compare   |   metis config > fed.toml",
+    no_args_is_help=True,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+# Verbs of the first level keep the order of their files; each group has a word of its own.
+app.registered_commands += runs.commands.registered_commands
+app.registered_commands += settings.commands.registered_commands
+app.add_typer(data.commands, name="data")
+app.add_typer(codec.commands, name="codec")
+
+
+def main() -> None:
+    """Run the command line. A MetisError is a message and exit code 2, never a traceback."""
+    try:
+        app()
+    except MetisError as error:
+        if isinstance(error, Interrupted):
+            complain("[yellow]stopped:[/] ", str(error))
+            sys.exit(130)
+        complain("[bold red]error:[/] ", str(error))
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("torch", "sklearn"):
+            raise
+        complain("[bold red]error:[/] ", f"this needs {error.name}: pip install 'metis-fl[learn]'")
+        sys.exit(2)
+
+
+@app.callback()
+def version(
+    show: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+    ] = False,
+) -> None:
+    from metis import __version__
+
+    if show:
+        print(f"metis {__version__}")
+        raise typer.Exit

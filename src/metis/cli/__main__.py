@@ -1,0 +1,8 @@
+"""`python -m metis.cli` is `metis`."""
+
+from __future__ import annotations
+
+from metis.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What verbs share: the options that several of them take, and how they print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from metis import config as configuration
+from metis.config import Config
+
+console = Console()
+complaints = Console(stderr=True)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Start from this file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as train.epochs=2."),
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+def chosen_config(path: Path | None, overrides: list[str] | None, **values: Any) -> Config:
+    """Return the config that a command line asks for; values that are None are not set."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return configuration.load(path, overrides or (), **given)
+
+
+def tell(line: str) -> None:
+    """Print a line that is never broken, so that a path in it can be copied or piped."""
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+def complain(what: str, message: str) -> None:
+    """Print a line to standard error: what it is, in colours, and a message as it stands."""
+    complaints.print(what, end="")
+    complaints.print(message, markup=False, highlight=False, soft_wrap=True)

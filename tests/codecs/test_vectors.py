@@ -1,0 +1,134 @@
+"""The packets in tests/vectors are still what is written, and are read by both readers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from metis.codecs.choose import codec_of, reader_of
+from metis.codecs.packet import HEADER, Reader
+from metis.codecs.ternary import read_body
+from metis.core.types import Layout
+from tests.codecs import reference
+from tests.codecs.updates import bits, vector
+from tests.vectors.make import FOLDER, VECTORS, Setting, layout_of, record_of, text_of
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+DOCUMENT = Path(__file__).parents[2] / "docs" / "packets.md"
+
+
+def load(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def layout_in(record: dict[str, Any]) -> Layout:
+    return layout_of(*((name, kind, tuple(shape)) for name, shape, kind in record["tensors"]))
+
+
+def setting_in(record: dict[str, Any]) -> Setting:
+    keys = ("codec", "sparsity", "kernels", "sparsity_of", "coding")
+    return Setting(*(record[key] for key in keys))
+
+
+def test_the_folder_holds_what_the_script_writes() -> None:
+    assert sorted(vectors.name for vectors in VECTORS) == NAMES
+    for vectors in VECTORS:
+        path = FOLDER / f"{vectors.name}.json"
+        assert path.read_text(encoding="utf-8") == text_of(record_of(vectors))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_packed_into_just_these_bytes(name: str) -> None:
+    record = load(name)
+    codec = codec_of(setting_in(record), layout_in(record))
+
+    packet, residual = codec.encode(vector(*record["local"]), vector(*record["base"]))
+
+    assert packet.hex() == record["packet"]
+    assert layout_in(record).digest == record["layout_digest"]
+    assert residual is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_these_bytes_are_read_as_just_this_model(name: str) -> None:
+    record = load(name)
+    packet, layout = bytes.fromhex(record["packet"]), layout_in(record)
+
+    decoded = reader_of(packet, layout).decode(packet, vector(*record["base"]))
+
+    assert bits(decoded) == bits(record["decoded"])
+    assert bits(reference.decode(packet, layout, record["base"])) == bits(record["decoded"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_is_what_the_reference_makes_of_it(name: str) -> None:
+    record = load(name)
+    layout, base, local = layout_in(record), record["base"], record["local"]
+
+    if record["codec"] == "dense":
+        expected = local
+    elif record["codec"] in ("stc", "sstc"):
+        f = record["kernels"] if record["codec"] == "sstc" else None
+        of_kept = record["sparsity_of"] == "kept"
+        expected = reference.ternary(layout, base, local, record["sparsity"], f, of_kept).model
+    else:
+        expected = reference.quantized(layout, record["codec"], base, local).model
+
+    assert bits(record["decoded"]) == bits(expected)
+
+
+def test_the_packets_show_every_codec_coding_and_kind_of_body() -> None:
+    seen: set[tuple[object, ...]] = set()
+    for record in map(load, NAMES):
+        packet = bytes.fromhex(record["packet"])
+        if record["codec"] in ("stc", "sstc"):
+            body = read_body(Reader(packet, HEADER.size))
+            seen.add((record["codec"], body.coding, body.with_maps, bool(body.mu > 0)))
+        else:
+            seen.add((record["codec"],))
+
+    assert seen == {
+        ("dense",),
+        ("float16",),
+        ("bfloat16",),
+        ("int8",),
+        ("stc", "golomb", False, True),
+        ("stc", "golomb", False, False),
+        ("stc", "fixed", False, True),
+        ("sstc", "golomb", False, True),
+        ("sstc", "golomb", True, True),
+        ("sstc", "fixed", True, True),
+    }
+
+
+def test_mu_of_each_packet_is_the_one_worked_out_by_hand() -> None:
+    by_hand = {
+        "stc-golomb": 3.0,
+        "stc-fixed": 3.0,
+        "stc-all-zero": 0.0,
+        "stc-k-zero": 0.0,
+        "sstc-golomb-without-maps": 3.0,
+        "sstc-golomb-with-maps": 3.0,
+        "sstc-fixed": 3.0,
+        "sstc-fixed-of-kept": 3.25,
+    }
+
+    for name, mu in by_hand.items():
+        packet = bytes.fromhex(load(name)["packet"])
+        assert read_body(Reader(packet, HEADER.size)).mu == np.float32(mu), name
+
+
+@pytest.mark.parametrize("name", ["stc-golomb", "sstc-fixed"])
+def test_the_document_takes_a_packet_apart_byte_by_byte(name: str) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    block = re.search(rf"`{name}\.json`.*?```\n(.*?)```", text, re.DOTALL)
+
+    assert block is not None
+    shown = "".join(line.partition("  ")[0].replace(" ", "") for line in block[1].splitlines())
+    assert shown == load(name)["packet"]
