@@ -38,6 +38,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulate.py --workload w2 --out docs/results/simulate-w2.json
 	$(BIN)/python benchmarks/simulate.py --workload async --seconds 20 --out docs/results/simulate-async.json
 	$(BIN)/python benchmarks/scaling.py --out docs/results/scaling.json --plot docs/results/scaling.png
+	$(BIN)/python benchmarks/codecs.py --out docs/results/codecs.json
 	$(BIN)/python benchmarks/tables.py
 
 soak: $(READY)

@@ -153,46 +153,63 @@ def codecs_speed() -> str:
         )
     claims = [
         f"{way} {target['worst']:,.0f} MB/s (target at least {target['at_least']:,.0f}: "
-        f"{'met' if target['met'] else 'missed'})"
+        f"{_met(target)})"
         for way, target in found["targets"].items()
+        if "at_least" in target
     ]
     return "\n".join([*lines, "", f"Slowest of all rows: {'; '.join(claims)}."])
 
 
 def codecs_sizes() -> str:
+    found = _read("codecs.json")
     lines = [
-        "| update | codec | bytes | times smaller | by formula | bits per position "
-        "| entropy if random | convolutions alone, paper's formula |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| update | codec | bytes | times smaller | by formula | times smaller by formula "
+        "| bytes / formula | bits per position | entropy if random "
+        "| convolutions alone, paper's formula |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in _read("codecs.json")["sizes"]:
-        cells = [
-            format(row[name], ".2f") if name in row else ""
-            for name in ("bits_per_position", "entropy_bits")
-        ]
-        paper = format(row["paper_conv_ratio"], ".1f") if "paper_conv_ratio" in row else ""
+    for row in found["sizes"]:
+        formula, num_bytes = row.get("formula_bytes"), row["bytes"] * row["ratio"]
+        paper = _cell(row, "paper_conv_ratio", ".1f")
         if "paper_conv_ratio_11_bits" in row:
             paper += f" (with 11 bits {row['paper_conv_ratio_11_bits']:.1f})"
+        to_formula = _cell(row, "to_formula", ".3f")
+        if "to_golomb_formula" in row:
+            to_formula = f"{row['to_golomb_formula']:.3f} (golomb's)"
         lines.append(
             f"| {row['update']} | {_codec(row)} | {row['bytes']:,} | {row['ratio']:.1f} "
-            f"| {row['formula_bytes']:,.0f} | {cells[0]} | {cells[1]} | {paper} |"
+            f"| {_cell(row, 'formula_bytes', ',.0f')} "
+            f"| {format(num_bytes / formula, '.1f') if formula else ''} | {to_formula} "
+            f"| {_cell(row, 'bits_per_position', '.2f')} | {_cell(row, 'entropy_bits', '.2f')} "
+            f"| {paper} |"
         )
-    return "\n".join(lines)
+    target = found["targets"]["to_formula"]
+    claim = (
+        f"Longest packet by golomb or fixed: {target['worst']:.3f} times its formula (target at "
+        f"most {target['at_most']:.2f}: {_met(target)})."
+    )
+    return "\n".join([*lines, "", claim])
 
 
 def codecs_averaging() -> str:
+    rows = _read("codecs.json")["averaging"]
     lines = [
         "| parameters | learners | p | sparse, ms | dense, ms | dense / sparse |",
         "|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in _read("codecs.json")["averaging"]:
+    for row in rows:
         lines.append(
             f"| {row['parameters']:,} | {row['learners']} | {row['sparsity']:.0%} "
             f"| {1e3 * row['sparse_seconds']['median']:.1f} "
             f"| {1e3 * row['dense_seconds']['median']:.1f} "
             f"| {_spread(row['dense_to_sparse'], '.2f')} |"
         )
-    return "\n".join(lines)
+    claims = []
+    for share in sorted({row["sparsity"] for row in rows}):
+        ratios = [row["dense_to_sparse"]["median"] for row in rows if row["sparsity"] == share]
+        faster = sum(ratio > 1.0 for ratio in ratios)
+        claims.append(f"p = {share:.0%}: {faster} of {len(ratios)}")
+    return "\n".join([*lines, "", f"Rows in which sparse is faster: {'; '.join(claims)}."])
 
 
 def codecs_compare() -> str:
@@ -207,6 +224,16 @@ def codecs_compare() -> str:
             f"| {row['bits_per_position']:.2f} | {1e3 * row['write_seconds']['median']:.2f} "
             f"| {1e3 * row['read_seconds']['median']:.2f} |"
         )
+    lines.append("")
+    for update in dict.fromkeys(row["update"] for row in found["compare"]):
+        rows = [row for row in found["compare"] if row["update"] == update]
+        ours = next(row["bytes"] for row in rows if row["coder"] == "Metis, auto")
+        others = [row for row in rows if not row["coder"].startswith("Metis")]
+        best = min(others, key=lambda row: int(row["bytes"]))
+        lines.append(
+            f"The shortest of others for the {update} update is {best['coder']}; auto takes "
+            f"{ours / best['bytes']:.3f} times as many bytes."
+        )
     if found["missing"]:
         lines += ["", f"Not installed and so not measured: {', '.join(found['missing'])}."]
     return "\n".join(lines)
@@ -215,7 +242,19 @@ def codecs_compare() -> str:
 def _codec(row: dict[str, Any]) -> str:
     """A codec by name, its coding, and whether it makes up for what it left out."""
     parts = [row["codec"], row["coding"], "error feedback" if row.get("error_feedback") else None]
-    return ", ".join(part for part in parts if part)
+    name = ", ".join(part for part in parts if part)
+    if row["coding"] != "auto" or "index_coding" not in row:
+        return name
+    chosen = [row["kernel_coding"], row["index_coding"]]
+    return f"{name} ({', '.join(part for part in chosen if part)})"
+
+
+def _cell(row: dict[str, Any], name: str, form: str) -> str:
+    return format(row[name], form) if name in row else ""
+
+
+def _met(target: dict[str, Any]) -> str:
+    return "met" if target["met"] else "missed"
 
 
 TABLES = {

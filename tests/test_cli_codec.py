@@ -95,7 +95,11 @@ def test_a_packet_is_described_for_people(metis: Metis, packet: Path) -> None:
 
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
-    assert "p = 0.01, f = 0.125, golomb" in outcome.out
+    assert "p = 0.01, f = 0.125" in outcome.out
+    told = metis("inspect", packet, "--json").json["ternary"]
+    maps = f"{told['maps']} kernel maps, indices in {told['kernel_coding']}"
+    assert f"weights in {told['index_coding']}; " in outcome.out
+    assert (maps if told["kernel_coding"] else "no kernel maps") in outcome.out
     assert "382 of 38,160 weights" in outcome.out
     assert "bits per index" in outcome.out
     for name in ("0.weight", "0.bias", "2.weight", "6.weight", "8.bias"):
@@ -108,6 +112,9 @@ def test_a_packet_is_described_for_programs(metis: Metis, packet: Path) -> None:
     assert (found["codec"], found["format"], found["num_values"]) == ("sstc", 1, NUM_VALUES)
     assert found["num_bytes"] == packet.stat().st_size == sum(found["details"]["parts"].values())
     assert found["ratio"] == 4 * NUM_VALUES / packet.stat().st_size
+    assert found["ternary"]["index_coding"] in ("golomb", "deflate")  # whichever was shorter
+    assert found["ternary"]["maps"] in ("none", "short")
+    assert (found["ternary"]["kernel_coding"] is None) == (found["ternary"]["maps"] == "none")
     tensors = {tensor["name"]: tensor for tensor in found["details"]["tensors"]}
     assert {n: t["kernels"] for n, t in tensors.items() if t["kind"] == "conv"} == CONVOLUTIONS
     assert sum(tensor["kept"] or 0 for tensor in tensors.values()) == found["details"]["kept"]
@@ -223,6 +230,8 @@ def test_two_models_are_compared_for_people(metis: Metis, runs: Path, tmp_path: 
     assert outcome.code == 0, outcome.err
     assert "38,160 weights" in outcome.out
     assert "in 2.weight" in outcome.out
+    for heading in ("bytes", "fixed widths", "cosine", "error"):
+        assert heading in outcome.out
     assert outcome.out.splitlines()[-1] == "picture: figure2.png"
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
@@ -239,7 +248,7 @@ def test_two_models_are_compared_for_programs(metis: Metis, runs: Path) -> None:
     assert stc["kept"] == sstc["kept"] == 763
     assert 0.0 < sstc["cosine"] <= stc["cosine"] < 1.0
     assert 0.0 < stc["relative_error"] <= sstc["relative_error"] < 1.0
-    assert all(row["bytes_golomb"] < row["bytes_fixed"] < 4 * NUM_VALUES for row in (stc, sstc))
+    assert all(row["bytes_shortest"] < row["bytes_fixed"] < 4 * NUM_VALUES for row in (stc, sstc))
 
 
 def test_models_without_convolutions_are_compared_but_not_drawn(

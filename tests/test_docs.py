@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/tutorial.md", "docs/how-to.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/tutorial.md", "docs/how-to.md", "docs/certs.md")
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -200,7 +200,9 @@ class Codec:
         "all", "p of all weights, or of those that sstc's kernels leave", choices=("all", "kept")
     )
     coding: str = key(
-        "golomb", "of indices: short, or the paper's fixed widths", choices=("golomb", "fixed")
+        "auto",
+        "of indices: the shorter of golomb and deflate, or one of them, or the paper's fixed width",
+        choices=("auto", "golomb", "deflate", "fixed"),
     )
     error_feedback: bool = key(False, "add what a packet left out to the next one")
 

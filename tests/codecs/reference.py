@@ -2,6 +2,7 @@
 
 Written from the two papers and from docs/packets.md. A value is a Python float that happens to be a
 float32; an operation is done in float64 and then rounded, which for one operation is the same.
+Only for inflating it relies on zlib, as readers in other languages would.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+import zlib
 from dataclasses import dataclass
 from fractions import Fraction
 
 from metis.core.types import Layout
 
 CODECS = ("dense", "float16", "bfloat16", "int8", "stc", "sstc")
+CODINGS = ("golomb", "fixed", "deflate")
+GOLOMB, FIXED, DEFLATE = range(3)
+#: Forms of kernel maps.
+NO_MAPS, SHORT_MAPS, PAPER_MAPS = range(3)
 HEADER_BYTES = 28
 BODY_BYTES = 20
 
@@ -247,23 +253,77 @@ def read_ascending(stream: Stream, count: int, limit: int, coding: int) -> list[
     """Read so many different numbers below a limit."""
     if count > limit:
         raise Refused(f"{count} numbers below {limit}")
-    high = [0] * count
-    width = stream.integer(1)
-    if coding == 0:
-        high = _unary(stream.take(stream.integer(4)), count)
-    if width > 48:
-        raise Refused(f"{width} bits")
-    bits = stream.bits(count * width)
+    if coding == DEFLATE:
+        gaps = _deflated(stream.take(stream.integer(4)), count, count + limit // 128)
+    else:
+        gaps = _in_bits(stream, count, coding)
     numbers, last = [], -1
-    for position in range(count):
-        low = 0
-        for bit in bits[position * width : (position + 1) * width]:
-            low = 2 * low + bit
-        last += 1 + (high[position] << width) + low
+    for gap in gaps:
+        last += 1 + gap
         numbers.append(last)
     if last >= limit:
         raise Refused(f"{last} is not below {limit}")
     return numbers
+
+
+def _in_bits(stream: Stream, count: int, coding: int) -> list[int]:
+    """Return gaps in so many bits each or, if the coding is golomb, the lowest bits of each."""
+    high = [0] * count
+    width = stream.integer(1)
+    if coding == GOLOMB:
+        high = _unary(stream.take(stream.integer(4)), count)
+    if width > 48:
+        raise Refused(f"{width} bits")
+    bits = stream.bits(count * width)
+    gaps = []
+    for position in range(count):
+        low = 0
+        for bit in bits[position * width : (position + 1) * width]:
+            low = 2 * low + bit
+        gaps.append((high[position] << width) + low)
+    return gaps
+
+
+def _deflated(data: bytes, count: int, most: int) -> list[int]:
+    """Return gaps of a few bytes each from one whole zlib stream with nothing behind it."""
+    inflater = zlib.decompressobj()
+    try:
+        found = inflater.decompress(data, most + 1)
+    except zlib.error as error:
+        raise Refused(f"zlib: {error}") from None
+    if not inflater.eof or inflater.unused_data or len(found) > most:
+        raise Refused("not one whole zlib stream")
+    gaps = gaps_of_bytes(found)
+    if len(gaps) != count:
+        raise Refused(f"{len(gaps)} gaps, not {count}")
+    return gaps
+
+
+def gaps_of_bytes(data: bytes) -> list[int]:
+    """Return numbers of seven bits a byte, the lowest first; the last byte of each is below 128."""
+    gaps, value, length = [], 0, 0
+    for byte in data:
+        value += (byte % 128) * 128**length
+        length += 1
+        if length > 7:
+            raise Refused("a gap of more than seven bytes")
+        if byte < 128:
+            gaps.append(value)
+            value = length = 0
+    if length:
+        raise Refused("the last gap has no end")
+    return gaps
+
+
+def bytes_of_gaps(gaps: list[int]) -> bytes:
+    """Return gaps in as few bytes as can be; the inverse of `gaps_of_bytes`."""
+    found = []
+    for gap in gaps:
+        while gap >= 128:
+            found.append(128 + gap % 128)
+            gap //= 128
+        found.append(gap)
+    return bytes(found)
 
 
 def _unary(data: bytes, count: int) -> list[int]:
@@ -298,7 +358,7 @@ def decode(packet: bytes, layout: Layout, base: list[float]) -> list[float]:
     if CODECS[codec] == "dense":
         model = stream.floats(size)
     elif CODECS[codec] in ("stc", "sstc"):
-        model = _ternary_model(stream, places_of(layout), base)
+        model = _ternary_model(stream, CODECS[codec], places_of(layout), base)
     else:
         model = _quantized_model(stream, CODECS[codec], places_of(layout), base)
     if stream.data:
@@ -328,30 +388,32 @@ def _quantized_model(stream: Stream, number: str, places: Places, base: list[flo
     return _rebuilt(places, base, exact, dict(enumerate(told)))
 
 
-def _ternary_model(stream: Stream, places: Places, base: list[float]) -> list[float]:
-    coding, with_maps = stream.integer(1), stream.integer(1) != 0
-    stream.take(2)
+def _ternary_model(stream: Stream, codec: str, places: Places, base: list[float]) -> list[float]:
+    maps, kernel_coding, index_coding = (stream.integer(1) for _ in range(3))
+    stream.take(1)
     mu, p, f = stream.floats(3)
     num_named = stream.integer(4)
-    if coding > 1 or not 0.0 <= mu < math.inf:
-        raise Refused(f"coding {coding}, mu {mu}")
+    if max(kernel_coding, index_coding) > DEFLATE or not 0.0 <= mu < math.inf:
+        raise Refused(f"codings {kernel_coding} and {index_coding}, mu {mu}")
+    if maps > PAPER_MAPS or (codec == "stc" and maps != NO_MAPS):
+        raise Refused(f"maps of form {maps} in {codec}")
     if not (0.0 <= p <= 1.0 and 0.0 <= f <= 1.0):
         raise Refused(f"p = {p}, f = {f}")
     exact = stream.floats(len(places.exact))
     told: dict[int, float] = {}
     nameable = list(range(len(places.weights)))
-    if with_maps:
+    if maps != NO_MAPS:
         nameable = places.dense
-        numbers = read_ascending(stream, stream.integer(4), len(places.kernels), coding)
+        numbers = read_ascending(stream, stream.integer(4), len(places.kernels), kernel_coding)
         cells = [index for number in numbers for index in places.kernels[number]]
-        told = _fixed_maps(stream, cells, mu) if coding == 1 else _short_maps(stream, cells, mu)
-    named = read_ascending(stream, num_named, len(nameable), coding)
+        told = (_short_maps if maps == SHORT_MAPS else _paper_maps)(stream, cells, mu)
+    named = read_ascending(stream, num_named, len(nameable), index_coding)
     for position, minus in zip(named, stream.bits(num_named), strict=True):
         told[nameable[position]] = -mu if minus else mu
     return _rebuilt(places, base, exact, told)
 
 
-def _fixed_maps(stream: Stream, cells: list[int], mu: float) -> dict[int, float]:
+def _paper_maps(stream: Stream, cells: list[int], mu: float) -> dict[int, float]:
     bits, told = stream.bits(2 * len(cells)), {}
     for number, index in enumerate(cells):
         minus, plus = bits[2 * number], bits[2 * number + 1]

@@ -1,8 +1,12 @@
-"""Ascending numbers as bits: read back by a plain reader, and as few as can be."""
+"""Ascending numbers as bits: read back by a plain reader, and as few as can be.
+
+What is special about deflate is in test_deflate.py.
+"""
 
 from __future__ import annotations
 
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metis.codecs.bits import (
+    Coding,
     Indices,
     best_parameter,
     entropy_bits,
@@ -23,7 +28,8 @@ from metis.codecs.packet import Reader
 from metis.core.errors import ModelError
 from tests.codecs import reference
 
-CODINGS = ("golomb", "fixed")
+CODINGS: tuple[Coding, ...] = ("golomb", "fixed", "deflate")
+IN_BITS = CODINGS[:2]
 
 #: Different numbers from close together to far apart, in order.
 ascending = st.integers(0, 40).flatmap(
@@ -35,12 +41,17 @@ def written(numbers: list[int], coding: str) -> bytes:
     return b"".join(write_ascending(np.array(numbers, dtype=np.int64), coding))
 
 
-def read(data: bytes, count: int, limit: int, coding: str) -> Indices:
+def read(data: bytes, count: int, limit: int, coding: Coding) -> Indices:
     """Read what must be all there is."""
     reader = Reader(data)
     numbers = read_ascending(reader, count, limit, coding)
     reader.end()
     return numbers
+
+
+def number_of(coding: Coding) -> int:
+    """Return how a coding is named in a packet."""
+    return reference.CODINGS.index(coding)
 
 
 def rice_size(gaps: list[int], parameter: int) -> int:
@@ -53,13 +64,13 @@ def gaps_of(numbers: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @given(ascending)
-def test_numbers_come_back_from_both_readers(coding: str, numbers: list[int]) -> None:
+def test_numbers_come_back_from_both_readers(coding: Coding, numbers: list[int]) -> None:
     data = written(numbers, coding)
     limit = numbers[-1] + 1 if numbers else 0
     stream = reference.Stream(data)
 
     assert read(data, len(numbers), limit, coding).tolist() == numbers
-    plain = reference.read_ascending(stream, len(numbers), limit, CODINGS.index(coding))
+    plain = reference.read_ascending(stream, len(numbers), limit, number_of(coding))
     assert plain == numbers
     assert stream.data == b""
 
@@ -96,11 +107,15 @@ def test_widths_of_whole_bytes_lie_as_other_widths_do(width: int) -> None:
     assert data == bytes([width]) + (1).to_bytes(width // 8, "big") + b"\xff" * (width // 8)
 
 
-def test_both_codings_by_hand() -> None:
+def test_codings_by_hand() -> None:
     # Gaps 5, 0, 9. Rice with parameter 2: 1, 0, 2 in unary and 01, 00, 01 below.
     assert written([5, 6, 16], "golomb") == bytes([2, 1, 0, 0, 0, 0b01100100, 0b01000100])
     # Four bits each: 0101, 0000, 1001.
     assert written([5, 6, 16], "fixed") == bytes([4, 0b01010000, 0b10010000])
+    # A byte each, compressed in any way.
+    deflated = written([5, 6, 16], "deflate")
+    assert zlib.decompress(deflated[4:]) == bytes([5, 0, 9])
+    assert int.from_bytes(deflated[:4], "little") == len(deflated) - 4
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.05, 0.1])
@@ -148,7 +163,7 @@ def test_bits_beyond_the_last_flag_are_refused() -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_numbers_at_the_limit_are_refused(coding: str) -> None:
+def test_numbers_at_the_limit_are_refused(coding: Coding) -> None:
     data = written([0, 3, 9], coding)
 
     assert read(data, 3, 10, coding).tolist() == [0, 3, 9]
@@ -158,16 +173,16 @@ def test_numbers_at_the_limit_are_refused(coding: str) -> None:
         read(data, 3, 2, coding)
 
 
-@pytest.mark.parametrize("coding", CODINGS)
-def test_gaps_that_are_too_wide_are_refused(coding: str) -> None:
+@pytest.mark.parametrize("coding", IN_BITS)
+def test_gaps_that_are_too_wide_are_refused(coding: Coding) -> None:
     head = bytes([49]) if coding == "fixed" else struct.pack("<BI", 49, 1) + b"\x80"
 
     with pytest.raises(ModelError, match="gaps of 49 bits; at most 48"):
         read(head + bytes(7), 1, 100, coding)
 
 
-@pytest.mark.parametrize("coding", CODINGS)
-def test_gaps_whose_sum_wraps_around_are_refused(coding: str) -> None:
+@pytest.mark.parametrize("coding", IN_BITS)
+def test_gaps_whose_sum_wraps_around_are_refused(coding: Coding) -> None:
     # 2^16 times 2^48 is nought in 64 bits, so the last number looks like -1.
     count = 2**16
     low = b"\xff" * (6 * count)

@@ -26,11 +26,11 @@ class Chosen:
     sparsity: float = 0.25
     kernels: float = 0.5
     sparsity_of: str = "all"
-    coding: str = "golomb"
+    coding: str = "auto"
     error_feedback: bool = False
 
 
-@pytest.mark.parametrize("coding", ["golomb", "fixed"])
+@pytest.mark.parametrize("coding", ["auto", "golomb", "deflate", "fixed"])
 @pytest.mark.parametrize("name", CODECS)
 def test_a_packet_is_read_by_whoever_knows_only_the_layout(name: str, coding: str) -> None:
     change = make_change(LAYOUT, "any", seed=1)
@@ -44,7 +44,7 @@ def test_a_packet_is_read_by_whoever_knows_only_the_layout(name: str, coding: st
 
 
 def test_a_codec_is_what_its_settings_say() -> None:
-    def chosen(name: str, sparsity_of: str = "all", coding: str = "golomb") -> Codec:
+    def chosen(name: str, sparsity_of: str = "all", coding: str = "auto") -> Codec:
         return codec_of(Chosen(name, 0.1, 0.5, sparsity_of, coding, True), LAYOUT)
 
     assert chosen("dense") == Dense(LAYOUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 
 import numpy as np
@@ -18,10 +19,11 @@ from metis.codecs.inspect import (
 )
 from metis.codecs.packet import HEADER
 from metis.codecs.quantized import Quantized
-from metis.codecs.ternary import Coding, Ternary
+from metis.codecs.ternary import Ternary
 from metis.core.codec import Codec
 from metis.core.errors import ModelError
 from metis.core.types import Layout, Tensor, Vector, frozen
+from tests.vectors.make import FOLDER, ROWS
 
 #: Six kernels of 2 x 2, a bias, a dense layer of 20 weights, running statistics.
 LAYOUT = Layout(
@@ -40,8 +42,10 @@ CODECS: list[Codec] = [
     Quantized(LAYOUT, "int8"),
     Ternary(LAYOUT, 0.2),
     Ternary(LAYOUT, 0.2, coding="fixed"),
+    Ternary(LAYOUT, 0.2, coding="deflate"),
     Ternary(LAYOUT, 0.2, 0.5),
     Ternary(LAYOUT, 0.2, 0.5, coding="fixed"),
+    Ternary(LAYOUT, 0.2, 0.5, coding="deflate"),
 ]
 
 
@@ -82,7 +86,8 @@ def test_an_sstc_packet_is_described_weight_by_weight() -> None:
     assert found.layout_digest == LAYOUT.digest
     assert found.ternary is not None
     assert (found.ternary.sparsity, found.ternary.kernels) == (0.1, 0.5)
-    assert (found.ternary.coding, found.ternary.with_maps) == ("fixed", True)
+    assert (found.ternary.maps, found.ternary.kernel_coding) == ("paper", "fixed")
+    assert found.ternary.index_coding == "fixed"
     assert found.ternary.mu == pytest.approx(0.5)
     assert found.ternary.num_named == 1
     assert found.details is not None
@@ -136,12 +141,29 @@ def test_without_a_layout_only_the_beginning_is_told(codec: Codec) -> None:
     assert alone.layout_digest == LAYOUT.digest
 
 
+@pytest.mark.parametrize("name", ["sstc-auto", "sstc-deflate"])
+def test_each_stream_of_a_packet_is_told_by_its_own_coding(name: str) -> None:
+    record = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    packet = bytes.fromhex(record["packet"])
+
+    found = describe(packet, ROWS)
+
+    assert found.ternary is not None
+    assert (found.ternary.maps, found.ternary.index_coding) == ("short", "deflate")
+    assert found.ternary.kernel_coding == ("golomb" if name == "sstc-auto" else "deflate")
+    assert found.details is not None
+    assert (found.ternary.num_named, found.details.kept) == (48, 51 + 48)
+    assert found.details.parts["kernel_maps"] == -(-100 // 8) + -(-51 // 8)
+    assert sum(found.details.parts.values()) == len(packet)
+
+
 def test_stc_names_every_weight_and_has_no_share_of_kernels() -> None:
     found = describe(packed(Ternary(LAYOUT, 0.1)), LAYOUT)
 
     assert found.ternary is not None
     assert found.ternary.kernels is None
-    assert not found.ternary.with_maps
+    assert (found.ternary.maps, found.ternary.kernel_coding) == ("none", None)
+    assert found.ternary.index_coding == "golomb"  # the default takes what is shorter
     assert found.details is not None
     assert found.ternary.num_named == found.details.kept == 4
     assert found.details.bits_per_kernel is None
@@ -173,8 +195,8 @@ def test_a_dense_packet_is_exact_throughout() -> None:
     assert sum(part.exact_bytes for part in found.tensors) == found.parts["exact_values"] == 4 * 49
 
 
-@pytest.mark.parametrize("coding", ["golomb", "fixed"])
-def test_signs_stand_in_the_column_of_their_kernel(coding: Coding) -> None:
+@pytest.mark.parametrize("coding", ["auto", "golomb", "deflate", "fixed"])
+def test_signs_stand_in_the_column_of_their_kernel(coding: str) -> None:
     weights = changed((4, 0.5), (7, -0.5), (16, 0.5), (30, -0.5))
 
     found = signs(packed(Ternary(LAYOUT, 0.1, 0.5, coding=coding), weights), LAYOUT)
@@ -240,7 +262,7 @@ def test_the_bytes_of_an_approximation_are_those_of_real_packets() -> None:
 
     _, sstc = approximations(weights, BASE, LAYOUT, 0.2, 0.5)
 
-    assert sstc.bytes_golomb == len(packed(Ternary(LAYOUT, 0.2, 0.5), weights))
+    assert sstc.bytes_shortest == len(packed(Ternary(LAYOUT, 0.2, 0.5), weights))
     assert sstc.bytes_fixed == len(packed(Ternary(LAYOUT, 0.2, 0.5, coding="fixed"), weights))
 
 

@@ -1,4 +1,4 @@
-"""STC and SSTC against the reference, bit for bit, and by hand."""
+"""STC and SSTC against the reference, bit for bit, and by hand. For lengths see test_lengths.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metis.codecs.bits import Coding, write_ascending
 from metis.codecs.joined import joined
 from metis.codecs.packet import HEADER, Reader, seal
-from metis.codecs.ternary import Coding, Ternary, read_body
+from metis.codecs.ternary import NO_MAPS, PAPER_MAPS, SHORT_MAPS, Body, Ternary, read_body
 from metis.core.errors import ModelError
-from metis.core.types import Layout, Vector, dense
+from metis.core.types import Vector, dense
 from tests.codecs import reference
 from tests.codecs.updates import (
     STYLES,
@@ -27,7 +28,8 @@ from tests.codecs.updates import (
     vector,
 )
 
-CODINGS: tuple[Coding, ...] = get_args(Coding)
+#: What a writer may be asked for.
+CODINGS = (*get_args(Coding), "auto")
 codings = st.sampled_from(CODINGS)
 #: Two kernels of two cells, three weights in no kernel, one kernel of one cell, and a bias.
 SMALL = layout_of(("conv", (2, 1, 2)), ("dense", (1, 3)), ("conv", (1, 1, 1, 1)), ("plain", (1,)))
@@ -39,6 +41,12 @@ def answer(codec: Ternary, change: Change) -> Vector:
     return dense(codec.decode(packet, change.base))
 
 
+def body_of(codec: Ternary, change: Change) -> Body:
+    """Return what the packet of an update begins with."""
+    packet, _ = codec.encode(change.local, change.base)
+    return read_body(Reader(packet, HEADER.size), codec.name)
+
+
 def decoded_change(codec: Ternary, *local: float) -> list[float]:
     """Return what is decoded of a model that was all zeros before."""
     base = vector(*[0.0] * codec.layout.size)
@@ -47,7 +55,7 @@ def decoded_change(codec: Ternary, *local: float) -> list[float]:
 
 
 @given(changes, shares, codings)
-def test_stc_decodes_to_what_the_reference_says(change: Change, p: float, coding: Coding) -> None:
+def test_stc_decodes_to_what_the_reference_says(change: Change, p: float, coding: str) -> None:
     expected = reference.ternary(*change.lists(), p)
 
     assert bits(answer(Ternary(change.layout, p, coding=coding), change)) == bits(expected.model)
@@ -76,9 +84,11 @@ def test_the_plain_reader_reads_the_same(
     assert bits(model) == bits(codec.decode(packet, change.base))
 
 
-@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize(("coding", "form"), [("golomb", SHORT_MAPS), ("fixed", PAPER_MAPS)])
 @pytest.mark.parametrize("seed", range(20))
-def test_both_readers_read_kernel_maps_as_the_reference_says(coding: Coding, seed: int) -> None:
+def test_both_readers_read_kernel_maps_as_the_reference_says(
+    coding: str, form: int, seed: int
+) -> None:
     layout = layout_of(
         ("plain", (2,)), ("conv", (8, 3, 5, 5)), ("dense", (3, 3)), ("conv", (4, 3, 4))
     )
@@ -88,15 +98,13 @@ def test_both_readers_read_kernel_maps_as_the_reference_says(coding: Coding, see
     packet, _ = codec.encode(change.local, change.base)
 
     expected = bits(reference.ternary(*change.lists(), 0.2, 0.3).model)
-    assert read_body(Reader(packet, HEADER.size)).with_maps
+    assert body_of(codec, change).maps == form
     assert bits(codec.decode(packet, change.base)) == expected
     assert bits(reference.decode(packet, layout, change.base.tolist())) == expected
 
 
 @given(changes, shares, codings, st.booleans())
-def test_sstc_with_all_kernels_is_stc(
-    change: Change, p: float, coding: Coding, of_kept: bool
-) -> None:
+def test_sstc_with_all_kernels_is_stc(change: Change, p: float, coding: str, of_kept: bool) -> None:
     stc = Ternary(change.layout, p, coding=coding, error_feedback=True)
     sstc = Ternary(change.layout, p, 1.0, of_kept, coding, error_feedback=True)
 
@@ -114,12 +122,10 @@ def test_sstc_with_all_kernels_is_stc(
 
 
 @given(changes, shares, st.none() | shares, st.booleans())
-def test_both_codings_decode_alike(
-    change: Change, p: float, f: float | None, of_kept: bool
-) -> None:
-    models = [answer(Ternary(change.layout, p, f, of_kept, c), change) for c in CODINGS]
+def test_all_codings_decode_alike(change: Change, p: float, f: float | None, of_kept: bool) -> None:
+    models = {bits(answer(Ternary(change.layout, p, f, of_kept, c), change)) for c in CODINGS}
 
-    assert bits(models[0]) == bits(models[1])
+    assert len(models) == 1
 
 
 @given(changes, shares, st.none() | shares, codings)
@@ -149,7 +155,7 @@ def test_magnitudes_of_any_size_are_told_apart(seed: int, p: float, f: float | N
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_mu_is_the_mean_of_what_is_kept_and_keeps_its_sign(coding: Coding) -> None:
+def test_mu_is_the_mean_of_what_is_kept_and_keeps_its_sign(coding: str) -> None:
     stc = Ternary(SMALL, 0.5, coding=coding)
 
     assert decoded_change(stc, 1, -4, 0, 2, 3, 0, 1, 3, 9) == [0, -3, 0, 3, 3, 0, 0, 3, 9]
@@ -195,7 +201,7 @@ def test_p_is_a_share_of_all_weights_or_of_those_left() -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("f", [None, 0.0, 0.5, 1.0])
-def test_nothing_changed_and_nothing_kept_are_packets_too(coding: Coding, f: float | None) -> None:
+def test_nothing_changed_and_nothing_kept_are_packets_too(coding: str, f: float | None) -> None:
     for p in (0.0, 0.5, 1.0):
         change = make_change(SMALL, "zeros" if p else "any", seed=3)
 
@@ -206,79 +212,17 @@ def test_nothing_changed_and_nothing_kept_are_packets_too(coding: Coding, f: flo
 
 @given(changes, shares, st.none() | shares, codings)
 def test_a_packet_says_what_it_was_made_with(
-    change: Change, p: float, f: float | None, coding: Coding
+    change: Change, p: float, f: float | None, coding: str
 ) -> None:
-    codec = Ternary(change.layout, p, f, coding=coding)
-
-    body = read_body(Reader(codec.encode(change.local, change.base)[0], HEADER.size))
+    body = body_of(Ternary(change.layout, p, f, coding=coding), change)
 
     expected = reference.ternary(*change.lists(), p, f)
-    assert body.coding == coding
+    told = {body.index_coding} | ({body.kernel_coding} if body.maps != NO_MAPS else set())
+    assert told <= ({"golomb", "deflate"} if coding == "auto" else {coding})
+    assert body.maps != NO_MAPS or body.kernel_coding == "golomb"  # its number is nought
     assert body.mu == expected.mu
     assert body.sparsity == reference.single(p)
     assert body.kernels == reference.single(f or 0.0)
-
-
-# ---- how long a packet is -------------------------------------------------------------------
-
-
-def size_of_numbers(numbers: list[int], coding: Coding) -> set[int]:
-    """Return how many bytes ascending numbers may take: Rice parameters can be equally good."""
-    gaps = [b - a - 1 for a, b in zip([-1, *numbers], numbers, strict=False)]
-    if coding == "fixed":
-        width = max((gap.bit_length() for gap in gaps), default=0)
-        return {1 + -(-len(gaps) * width // 8)}
-    unary = [sum((gap >> b) + 1 for gap in gaps) for b in range(20)]
-    best = min(bits + b * len(gaps) for b, bits in enumerate(unary))
-    return {
-        5 + -(-bits // 8) + -(-len(gaps) * b // 8)
-        for b, bits in enumerate(unary)
-        if bits + b * len(gaps) == best
-    }
-
-
-def possible_sizes(layout: Layout, kept: list[int], coding: Coding, maps: bool) -> set[int]:
-    """Return how many bytes a packet may take, part by part."""
-    places = reference.places_of(layout)
-    fixed = reference.HEADER_BYTES + reference.BODY_BYTES + 4 * len(places.exact)
-    if not maps:
-        signs = -(-len(kept) // 8)
-        return {fixed + signs + index for index in size_of_numbers(kept, coding)}
-    numbers = [n for n, cells in enumerate(places.kernels) if set(cells) & set(kept)]
-    num_cells = sum(len(places.kernels[number]) for number in numbers)
-    named = [position for position, index in enumerate(places.dense) if index in set(kept)]
-    in_maps = len(kept) - len(named)
-    fixed += 4 + -(-len(named) // 8)
-    fixed += -(-2 * num_cells // 8) if coding == "fixed" else -(-num_cells // 8) + -(-in_maps // 8)
-    return {
-        fixed + index + others
-        for index in size_of_numbers(numbers, coding)
-        for others in size_of_numbers(named, coding)
-    }
-
-
-@given(changes, shares, codings)
-def test_an_stc_packet_is_as_long_as_its_parts(change: Change, p: float, coding: Coding) -> None:
-    packet, _ = Ternary(change.layout, p, coding=coding).encode(change.local, change.base)
-
-    kept = reference.ternary(*change.lists(), p).kept
-    assert len(packet) in possible_sizes(change.layout, kept, coding, maps=False)
-
-
-@given(changes, shares, shares, codings)
-def test_an_sstc_packet_is_as_long_as_its_parts_and_has_maps_only_if_they_pay(
-    change: Change, p: float, f: float, coding: Coding
-) -> None:
-    packet, _ = Ternary(change.layout, p, f, coding=coding).encode(change.local, change.base)
-
-    body = read_body(Reader(packet, HEADER.size))
-    kept = reference.ternary(*change.lists(), p, f).kept
-    sizes = {maps: possible_sizes(change.layout, kept, coding, maps) for maps in (True, False)}
-    assert len(packet) in sizes[body.with_maps]
-    if coding == "fixed":
-        assert body.with_maps  # as in the paper
-    else:
-        assert len(packet) <= max(sizes[not body.with_maps])
 
 
 # ---- error feedback -------------------------------------------------------------------------
@@ -373,7 +317,7 @@ def test_an_update_that_is_infinite_with_its_residual_is_refused() -> None:
 
 @pytest.mark.parametrize("mu", [np.nan, np.inf, -np.inf, -1.0])
 def test_a_mu_that_cannot_be_is_refused(mu: float) -> None:
-    body = struct.pack("<BBxxfffI", 1, 0, mu, 0.1, 0.0, 1)
+    body = struct.pack("<BBBxfffI", 0, 0, 1, mu, 0.1, 0.0, 1)
     packet = seal("stc", SMALL, [body, bytes(4), bytes([0]), b"\x80"])
 
     with pytest.raises(ModelError, match="mu"):
@@ -382,7 +326,7 @@ def test_a_mu_that_cannot_be_is_refused(mu: float) -> None:
 
 @pytest.mark.parametrize(("p", "f"), [(np.nan, 0.0), (1.5, 0.0), (-0.5, 0.0), (0.1, np.inf)])
 def test_a_share_that_cannot_be_is_refused(p: float, f: float) -> None:
-    body = struct.pack("<BBxxfffI", 1, 0, 1.0, p, f, 1)
+    body = struct.pack("<BBBxfffI", 0, 0, 1, 1.0, p, f, 1)
     packet = seal("stc", SMALL, [body, bytes(4), bytes([0]), b"\x80"])
 
     with pytest.raises(ModelError, match="both are shares"):
@@ -390,7 +334,7 @@ def test_a_share_that_cannot_be_is_refused(p: float, f: float) -> None:
 
 
 def test_a_cell_that_is_plus_and_minus_is_refused() -> None:
-    body = struct.pack("<BBxxfffI", 1, 1, 1.0, 0.1, 0.5, 0)
+    body = struct.pack("<BBBxfffI", 2, 1, 1, 1.0, 0.1, 0.5, 0)
     parts = [body, bytes(4), (1).to_bytes(4, "little"), bytes([0])]
 
     good = seal("sstc", SMALL, [*parts, bytes([0b10010000]), bytes([0])])
@@ -402,11 +346,59 @@ def test_a_cell_that_is_plus_and_minus_is_refused() -> None:
         codec.decode(bad, vector(*[0] * 9))
 
 
-def test_a_coding_that_is_yet_to_come_is_refused() -> None:
-    body = struct.pack("<BBxxfffI", 2, 0, 1.0, 0.1, 0.0, 0)
+@pytest.mark.parametrize("form", [(0, 3, 0), (0, 0, 3), (1, 255, 0), (2, 1, 4)])
+def test_a_coding_that_is_yet_to_come_is_refused(form: tuple[int, int, int]) -> None:
+    body = struct.pack("<BBBxfffI", *form, 1.0, 0.1, 0.0, 0)
 
-    with pytest.raises(ModelError, match="coding number 2; known are 0 to 1"):
-        Ternary(SMALL, 0.1).decode(seal("stc", SMALL, [body]), vector(*[0] * 9))
+    with pytest.raises(ModelError, match=f"coding number {max(form)}; known are 0 to 2"):
+        Ternary(SMALL, 0.1, 0.5).decode(seal("sstc", SMALL, [body]), vector(*[0] * 9))
+
+
+@pytest.mark.parametrize(("codec", "maps"), [("stc", 1), ("stc", 2), ("stc", 3), ("sstc", 3)])
+def test_maps_of_no_known_form_and_maps_in_stc_are_refused(codec: str, maps: int) -> None:
+    f = None if codec == "stc" else 0.5
+    body = struct.pack("<BBBxfffI", maps, 1, 1, 1.0, 0.1, f or 0.0, 0)
+    packet = seal(codec, SMALL, [body, bytes(4), bytes(4), bytes([0]), bytes([0])])
+
+    with pytest.raises(ModelError, match=f"codec {codec} has kernel maps of form {maps}"):
+        Ternary(SMALL, 0.1, f).decode(packet, vector(*[0] * 9))
+    with pytest.raises(reference.Refused, match=f"maps of form {maps}"):
+        reference.decode(packet, SMALL, [0.0] * 9)
+
+
+@pytest.mark.parametrize("maps", [NO_MAPS, SHORT_MAPS, PAPER_MAPS])
+@pytest.mark.parametrize("kernel_coding", get_args(Coding))
+@pytest.mark.parametrize("index_coding", get_args(Coding))
+def test_every_form_of_maps_is_read_with_every_coding_of_either_index(
+    maps: int, kernel_coding: str, index_coding: str
+) -> None:
+    # Cells 1 and 2 of the joined weights, in kernels 0 and 1, and the second weight in no kernel.
+    numbers = [reference.CODINGS.index(coding) for coding in (kernel_coding, index_coding)]
+    body = struct.pack("<BBBxfffI", maps, *numbers, 2.0, 0.1, 0.5, 1 if maps else 3)
+    cells = {
+        NO_MAPS: [],
+        SHORT_MAPS: [bytes([0b01100000]), bytes([0b10000000])],
+        PAPER_MAPS: [bytes([0b00100100])],
+    }
+    kernels = [(2).to_bytes(4, "little"), *write_ascending(np.array([0, 1]), kernel_coding)]
+    named = write_ascending(np.array([1] if maps else [1, 2, 5]), index_coding)
+    signs = bytes([0b00000000 if maps else 0b10000000])
+
+    before = [body, bytes(4), *(kernels if maps else []), *cells[maps]]
+    packet = seal("sstc", SMALL, [*before, *named, signs])
+
+    expected = [0, -2, 2, 0, 0, 2, 0, 0, 0]
+    model = Ternary(SMALL, 0.1, 0.5).decode(packet, vector(*[0] * 9))
+    assert dense(model).tolist() == reference.decode(packet, SMALL, [0.0] * 9) == expected
+
+
+def test_a_sum_beyond_the_largest_number_is_infinite_and_no_warning() -> None:
+    base = vector(*[3e38] * 9)
+    packet, _ = Ternary(SMALL, 1.0).encode(vector(*[3e38] * 8, 1), vector(*[0] * 9))
+
+    model = dense(Ternary(SMALL, 1.0).decode(packet, base))
+
+    assert model.tolist() == [np.inf] * 8 + [1]
 
 
 def test_a_large_model_is_packed_as_the_reference_would() -> None:

@@ -15,9 +15,8 @@ from metis.core.codec import Published
 from metis.core.community import CachedAverage, RoundAverage
 from metis.core.errors import ConfigError, Interrupted
 from metis.core.types import Layout, LearnerId, Model, Sparse, Tensor, Update, dense, frozen
-from metis.runtime.agenda import World
 from metis.runtime.journal import Record, read_journal
-from metis.runtime.post import Post
+from metis.runtime.post import Mail, Post
 from metis.runtime.replay import replay
 from metis.runtime.run import resume, run
 from metis.runtime.simulate import Simulation
@@ -129,69 +128,61 @@ def test_a_late_joiner_is_sent_a_snapshot_and_the_others_what_has_changed(tmp_pa
     assert by_learner["learner-06"][0][0] == 0.5
 
 
-def _after_versions(*lengths: int) -> tuple[Post, World]:
+def _after_versions(*lengths: int) -> tuple[Post, Mail]:
     """A snapshot takes 100 bytes; so many versions were published, in packets of such lengths."""
     layout = _layout()
-    post, world = Post(Ternary(layout, 0.1), snapshot_bytes=100), World()
+    post, mail = Post(Ternary(layout, 0.1), snapshot_bytes=100), Mail()
     for version, length in enumerate(lengths, 1):
-        post.publish(world, version, b"." * length)
-    return post, world
+        post.publish(mail, version, b"." * length)
+    return post, mail
 
 
 def test_a_learner_is_sent_the_packets_it_lacks_or_a_snapshot_if_that_is_shorter() -> None:
-    post, world = _after_versions(30, 30, 30, 30)
-    world.holds = {A: (1, 1), B: (3, 3)}
+    post, mail = _after_versions(30, 30, 30, 30)
+    mail.holds = {A: (1, 1), B: (3, 3)}
 
-    assert 1 not in world.packets  # 120 bytes would be more than a snapshot
-    assert post.bytes_to_learner(world, A, 4) == 90
-    assert post.bytes_to_learner(world, B, 4) == 30
-    assert post.bytes_to_learner(world, B, 4) == 0  # it has that one
-    assert world.holds == {A: (1, 4), B: (3, 4)}
-    world.holds = {A: (0, 0)}
-    assert post.bytes_to_learner(world, A, 4) == 100
-    assert post.bytes_to_learner(world, B, 4) == 100
-    assert world.holds == {A: (4, 4), B: (4, 4)}
-
-
-def test_a_learner_that_is_down_receives_nothing() -> None:
-    post, world = _after_versions(30)
-    world.down.add(A)
-
-    assert post.bytes_to_learner(world, A, 1) == 100
-    assert A not in world.holds
+    assert 1 not in mail.packets  # 120 bytes would be more than a snapshot
+    assert post.to_learner(mail, A, 4).num_bytes == 90
+    assert post.to_learner(mail, B, 4).num_bytes == 30
+    assert post.to_learner(mail, B, 4).num_bytes == 0  # it has that one
+    assert mail.holds == {A: (1, 4), B: (3, 4)}
+    mail.holds = {A: (0, 0)}
+    assert post.to_learner(mail, A, 4).num_bytes == 100
+    assert post.to_learner(mail, B, 4).num_bytes == 100
+    assert mail.holds == {A: (4, 4), B: (4, 4)}
 
 
 def test_a_judge_is_sent_the_update_and_what_it_lacks_to_make_its_base() -> None:
-    post, world = _after_versions(30, 20, 10)
-    world.holds = {A: (1, 2)}
+    post, mail = _after_versions(30, 20, 10)
+    mail.holds = {A: (1, 2)}
 
-    assert post.bytes_to_judge(world, A, 1, packet_bytes=5) == 5
-    assert post.bytes_to_judge(world, A, 2, packet_bytes=5) == 5
-    assert post.bytes_to_judge(world, A, 3, packet_bytes=5) == 15
-    assert world.holds == {A: (1, 3)}
-    assert post.bytes_to_judge(world, A, 0, packet_bytes=5) == 100  # before its snapshot
-    assert post.bytes_to_judge(world, B, 3, packet_bytes=5) == 100  # holds nothing
+    assert post.to_judge(mail, A, 1, packet_bytes=5).num_bytes == 5
+    assert post.to_judge(mail, A, 2, packet_bytes=5).num_bytes == 5
+    assert post.to_judge(mail, A, 3, packet_bytes=5).num_bytes == 15
+    assert mail.holds == {A: (1, 3)}
+    assert post.to_judge(mail, A, 0, packet_bytes=5).num_bytes == 100  # before its snapshot
+    assert post.to_judge(mail, B, 3, packet_bytes=5).num_bytes == 100  # holds nothing
     exact = Post(Dense(_layout()), snapshot_bytes=100)
-    assert exact.bytes_to_judge(world, A, 3, packet_bytes=100) == 100
+    assert exact.to_judge(mail, A, 3, packet_bytes=100).num_bytes == 100
 
 
 def test_what_a_judge_can_make_reaches_no_further_back_than_the_packets_kept() -> None:
-    post, world = _after_versions(40, 40)
-    world.holds = {A: (0, 2)}
-    assert post.bytes_to_judge(world, A, 0, packet_bytes=5) == 5
+    post, mail = _after_versions(40, 40)
+    mail.holds = {A: (0, 2)}
+    assert post.to_judge(mail, A, 0, packet_bytes=5).num_bytes == 5
 
-    post.publish(world, 3, b"." * 40)  # the first packet is forgotten, by both
+    post.publish(mail, 3, b"." * 40)  # the first packet is forgotten, by both
 
-    assert post.bytes_to_judge(world, A, 0, packet_bytes=5) == 100
-    assert post.bytes_to_judge(world, A, 1, packet_bytes=5) == 5
+    assert post.to_judge(mail, A, 0, packet_bytes=5).num_bytes == 100
+    assert post.to_judge(mail, A, 1, packet_bytes=5).num_bytes == 5
 
 
 def test_without_packets_every_task_brings_a_snapshot() -> None:
-    post, world = Post(Ternary(_layout(), 0.1), snapshot_bytes=100), World()
+    post, mail = Post(Ternary(_layout(), 0.1), snapshot_bytes=100), Mail()
 
-    assert [post.bytes_to_learner(world, A, version) for version in (0, 1, 1)] == [100, 100, 100]
-    assert post.bytes_to_judge(world, A, 1, packet_bytes=5) == 5
-    assert post.bytes_to_judge(world, A, 0, packet_bytes=5) == 100
+    assert [post.to_learner(mail, A, version).num_bytes for version in (0, 1, 1)] == [100, 100, 100]
+    assert post.to_judge(mail, A, 1, packet_bytes=5).num_bytes == 5
+    assert post.to_judge(mail, A, 0, packet_bytes=5).num_bytes == 100
 
 
 def test_a_published_model_is_what_its_packet_says_and_follows_the_average() -> None:

@@ -1,7 +1,8 @@
 """Packets that other readers can be checked against: `python -m tests.vectors.make` writes them.
 
 Every number in them is exact in float32 and in decimal, and can be worked out by hand. A packet is
-part of the format: if it changes here, readers elsewhere no longer read what Metis writes.
+part of the format: if it changes here, readers elsewhere no longer read what Metis writes. Only a
+packet that is `deflated` may change with the zlib at hand: it is checked by reading it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from metis.codecs.choose import codec_of
+from metis.codecs.inspect import describe
 from metis.core.types import Kind, Layout, Tensor, Vector, dense, frozen
 
 FOLDER = Path(__file__).parent
@@ -99,6 +101,20 @@ WIDE_LOCAL = [
     *[0.0, -3.0, 1.0, 0.0],
 ]
 
+#: 8 kernels of 25 cells, and a head of 16 rows that change in the same three columns. Kernels 1, 2,
+#: 4 and 7 change in about half of their cells, without a pattern that deflate would find.
+ROWS = layout_of(
+    ("conv.weight", "conv", (4, 2, 5, 5)),
+    ("conv.bias", "plain", (1,)),
+    ("head.weight", "dense", (16, 16)),
+)
+ROWS_BASE = [0.0] * 457
+ROWS_LOCAL = [
+    *[(n // 25 in (1, 2, 4, 7) and n**3 % 101 < 50) * 3.0 * (-1) ** n for n in range(200)],
+    0.125,
+    *([0.0] * 2 + [3.0, -3.0] + [0.0] * 5 + [3.0] + [0.0] * 6) * 16,
+]
+
 VECTORS = (
     Vectors("dense", "every value as it is", Setting("dense"), SMALL, SMALL_BASE, SMALL_LOCAL),
     Vectors(
@@ -142,6 +158,14 @@ VECTORS = (
         SMALL_LOCAL,
     ),
     Vectors(
+        "stc-deflate",
+        "as stc-golomb, with gaps as bytes in a zlib stream",
+        Setting("stc", coding="deflate"),
+        SMALL,
+        SMALL_BASE,
+        SMALL_LOCAL,
+    ),
+    Vectors(
         "stc-all-zero",
         "no weight has changed, so none is kept; other values travel all the same",
         Setting("stc"),
@@ -172,6 +196,22 @@ VECTORS = (
         WIDE,
         WIDE_BASE,
         WIDE_LOCAL,
+    ),
+    Vectors(
+        "sstc-deflate",
+        "as sstc-auto, with two zlib streams",
+        Setting("sstc", coding="deflate"),
+        ROWS,
+        ROWS_BASE,
+        ROWS_LOCAL,
+    ),
+    Vectors(
+        "sstc-auto",
+        "four kernels by golomb, for they are few; 48 weights in equal rows by deflate; mu = 3",
+        Setting("sstc", coding="auto"),
+        ROWS,
+        ROWS_BASE,
+        ROWS_LOCAL,
     ),
     Vectors(
         "sstc-fixed",
@@ -205,6 +245,7 @@ def record_of(vectors: Vectors) -> dict[str, Any]:
         "kernels": setting.kernels,
         "sparsity_of": setting.sparsity_of,
         "coding": setting.coding,
+        "deflated": _is_deflated(packet),
         "tensors": [[t.name, list(t.shape), t.kind] for t in vectors.layout.tensors],
         "layout_digest": vectors.layout.digest,
         "base": base.tolist(),
@@ -218,6 +259,12 @@ def text_of(record: dict[str, Any]) -> str:
     """Return JSON with one line for each entry."""
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _is_deflated(packet: bytes) -> bool:
+    """Whether zlib made a part of a packet, so that another zlib may make another one."""
+    told = describe(packet, None).ternary
+    return told is not None and "deflate" in (told.kernel_coding, told.index_coding)
 
 
 def _vector(values: list[float]) -> Vector:

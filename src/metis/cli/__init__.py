@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from metis.cli import codec, data, runs, settings
+from metis.cli import certs, codec, data, runs, settings
 from metis.cli.common import complain
 from metis.core.errors import Interrupted, MetisError
 
@@ -26,6 +26,10 @@ app.registered_commands += runs.commands.registered_commands
 app.registered_commands += settings.commands.registered_commands
 app.add_typer(data.commands, name="data")
 app.add_typer(codec.commands, name="codec")
+app.add_typer(certs.commands, name="certs")
+
+#: What may be missing because it is not needed by all, and which extra brings it.
+EXTRAS = {"torch": "learn", "sklearn": "learn", "cryptography": "live"}
 
 
 def main() -> None:
@@ -39,9 +43,11 @@ def main() -> None:
         complain("[bold red]error:[/] ", str(error))
         sys.exit(2)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("torch", "sklearn"):
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
             raise
-        complain("[bold red]error:[/] ", f"this needs {error.name}: pip install 'metis-fl[learn]'")
+        needed = f"this needs {error.name}: pip install 'metis-fl[{extra}]'"
+        complain("[bold red]error:[/] ", needed)
         sys.exit(2)
 
 

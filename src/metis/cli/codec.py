@@ -127,8 +127,11 @@ def _facts(found: Description) -> list[tuple[str, str]]:
     ]
     ternary, details = found.ternary, found.details
     if ternary is not None:
-        maps = "with" if ternary.with_maps else "without"
-        rows.append(("settings", f"{_shares(ternary)}, {ternary.coding}, {maps} kernel maps"))
+        maps = "no kernel maps"
+        if ternary.kernel_coding is not None:
+            maps = f"{ternary.maps} kernel maps, indices in {ternary.kernel_coding}"
+        rows.append(("settings", _shares(ternary)))
+        rows.append(("coding", f"weights in {ternary.index_coding}; {maps}"))
         rows.append(("mu", f"{ternary.mu:.4g}"))
         if details is None:
             rows.append(("named", f"{ternary.num_named:,} weights one by one"))
@@ -245,7 +248,7 @@ def _comparison(
                 "codec": one.codec,
                 "kept": one.kept,
                 "kept_in_layer": None if part is None else int((part != 0).sum()),
-                "bytes_golomb": one.bytes_golomb,
+                "bytes_shortest": one.bytes_shortest,
                 "bytes_fixed": one.bytes_fixed,
                 "cosine": one.cosine,
                 "relative_error": one.relative_error,
@@ -270,12 +273,12 @@ def _comparison_table(comparison: dict[str, Any]) -> Table:
     )
     table.add_column("codec", style="bold")
     in_layer = [f"in {escape(comparison['layer'])}"] if comparison["layer"] else []
-    for heading in ("kept", *in_layer, "golomb bytes", "fixed bytes", "cosine", "error"):
+    for heading in ("kept", *in_layer, "bytes", "fixed widths", "cosine", "error"):
         table.add_column(heading, justify="right")
     for row in comparison["codecs"]:
         cells = [row["codec"], f"{row['kept']:,}"]
         cells += [f"{row['kept_in_layer']:,}"] if in_layer else []
-        for coding in ("golomb", "fixed"):
+        for coding in ("shortest", "fixed"):
             packed = row[f"bytes_{coding}"]
             cells.append(f"{packed:,} ({num_bytes / packed:,.0f}x)")
         for value in (row["cosine"], row["relative_error"]):

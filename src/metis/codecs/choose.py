@@ -41,13 +41,12 @@ def codec_of(settings: Settings, layout: Layout) -> Codec:
         number: Any = name
         return Quantized(layout, number, settings.error_feedback)
     if name in ("stc", "sstc"):
-        coding: Any = settings.coding
         return Ternary(
             layout,
             settings.sparsity,
             settings.kernels if name == "sstc" else None,
             of_kept=settings.sparsity_of == "kept",
-            coding=coding,
+            coding=settings.coding,
             error_feedback=settings.error_feedback,
         )
     raise ConfigError(unknown("codec", name, CODECS))

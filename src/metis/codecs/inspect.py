@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.codecs.bits import read_ascending, read_flags
+from metis.codecs.bits import Coding, read_ascending, read_flags
 from metis.codecs.choose import reader_of
 from metis.codecs.joined import Indices, joined
 from metis.codecs.packet import FORMAT, HEADER, Reader, read_header, unseal
-from metis.codecs.ternary import Body, Coding, Ternary, read_body
+from metis.codecs.ternary import NO_MAPS, PAPER_MAPS, Body, Ternary, read_body
 from metis.core.types import Kind, Layout, Sparse, Tensor, Vector
 
 #: The cells of a layer's kernels: one column per kernel, one row per cell.
@@ -43,8 +43,9 @@ class TernarySettings:
 
     sparsity: float  # p
     kernels: float | None  # f; None: STC
-    coding: Coding
-    with_maps: bool
+    maps: str  # of kernels: none, short or paper
+    kernel_coding: Coding | None  # of which kernels have a map
+    index_coding: Coding  # of weights that are named one by one
     mu: float
     num_named: int  # weights that are named one by one, not by the map of their kernel
 
@@ -81,7 +82,7 @@ def describe(packet: bytes, layout: Layout | None) -> Description:
     header = read_header(packet)
     settings = None
     if header.codec in ("stc", "sstc"):
-        settings = _settings(header.codec, read_body(Reader(packet, HEADER.size)))
+        settings = _settings(header.codec, read_body(Reader(packet, HEADER.size), header.codec))
     return Description(
         codec=header.codec,
         format=FORMAT,
@@ -120,8 +121,8 @@ class Approximation:
 
     codec: str
     kept: int
-    bytes_golomb: int
-    bytes_fixed: int
+    bytes_shortest: int
+    bytes_fixed: int  # the paper's coding
     cosine: float | None  # of the angle between the change and what is sent; None if one is zero
     relative_error: float | None  # length of what is left out by that of the change
     sent: Vector  # the change as it is decoded, in the order of the layout
@@ -142,18 +143,18 @@ def approximations(
     change = weight_change(trained, base, layout)
     found = []
     for share in (None, kernels):
-        golomb = Ternary(layout, sparsity, share, coding="golomb")
+        shortest = Ternary(layout, sparsity, share)
         fixed = Ternary(layout, sparsity, share, coding="fixed")
-        packet, _ = golomb.encode(trained, base)
-        decoded = golomb.decode(packet, base)
+        packet, _ = shortest.encode(trained, base)
+        decoded = shortest.decode(packet, base)
         sent = np.zeros(layout.size, dtype=np.float32)
         sent[decoded.at] = decoded.by
         cosine, error = _nearness(change, sent)
         found.append(
             Approximation(
-                codec=golomb.name,
+                codec=shortest.name,
                 kept=len(decoded.at),
-                bytes_golomb=len(packet),
+                bytes_shortest=len(packet),
                 bytes_fixed=len(fixed.encode(trained, base)[0]),
                 cosine=cosine,
                 relative_error=error,
@@ -179,8 +180,9 @@ def _settings(codec: str, body: Body) -> TernarySettings:
     return TernarySettings(
         sparsity=_short(body.sparsity),
         kernels=_short(body.kernels) if codec == "sstc" else None,
-        coding=body.coding,
-        with_maps=body.with_maps,
+        maps=("none", "short", "paper")[body.maps],
+        kernel_coding=None if body.maps == NO_MAPS else body.kernel_coding,
+        index_coding=body.index_coding,
         mu=_short(body.mu),
         num_named=body.num_named,
     )
@@ -202,7 +204,7 @@ def _details(packet: bytes, layout: Layout, codec: str) -> Details:
 
     per_index = per_kernel = per_weight = None
     if codec in ("stc", "sstc"):
-        named, num_kernels = _walk_ternary(reader, layout, note)
+        named, num_kernels = _walk_ternary(reader, codec, layout, note)
         places = sum(parts.get(name, 0) for name in ("kernel_indices", "kernel_maps"))
         per_kernel = 8 * places / num_kernels if num_kernels else None
         per_index = 8 * parts["weight_indices"] / named if named else None
@@ -225,29 +227,31 @@ def _details(packet: bytes, layout: Layout, codec: str) -> Details:
     )
 
 
-def _walk_ternary(reader: Reader, layout: Layout, note: Callable[[str], None]) -> tuple[int, int]:
+def _walk_ternary(
+    reader: Reader, codec: str, layout: Layout, note: Callable[[str], None]
+) -> tuple[int, int]:
     """Go through a packet that is known to be good; return how many weights and kernels it names.
 
     `note` is told after each part what it was.
     """
     shape = joined(layout)
-    body = read_body(reader)
+    body = read_body(reader, codec)
     note("settings")
     reader.take(4 * shape.num_exact)
     note("exact_values")
     limit, num_kernels = shape.num_weights, 0
-    if body.with_maps:
+    if body.maps != NO_MAPS:
         limit = shape.num_dense
         num_kernels = int.from_bytes(reader.take(4), "little")
-        numbers = read_ascending(reader, num_kernels, shape.num_kernels, body.coding)
+        numbers = read_ascending(reader, num_kernels, shape.num_kernels, body.kernel_coding)
         note("kernel_indices")
         num_cells = int(shape.kernel_cells(numbers).sum())
-        if body.coding == "fixed":
+        if body.maps == PAPER_MAPS:
             read_flags(reader, 2 * num_cells)
         else:
             read_flags(reader, int(read_flags(reader, num_cells).sum()))
         note("kernel_maps")
-    read_ascending(reader, body.num_named, limit, body.coding)
+    read_ascending(reader, body.num_named, limit, body.index_coding)
     note("weight_indices")
     read_flags(reader, body.num_named)
     note("signs")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from metis.core.errors import ModelError
 from metis.core.types import Layout, Vector, frozen
 
 Number: TypeAlias = Literal["float16", "bfloat16", "int8"]
+
+_STORED: dict[Number, str] = {"float16": "<f2", "bfloat16": "<u2", "int8": "i1"}
+_BLOCK = 1 << 15  # weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +45,21 @@ class Quantized:
         )
         if not self.error_feedback:
             return packet, None
-        return packet, change - self._unpack(Reader(b"".join(parts)))
+        for (start, _), low, block in self._unpacked(Reader(b"".join(parts))):
+            change[start + low : start + low + len(block)] -= block
+        return packet, change
 
     def decode(self, packet: bytes, base: Vector) -> Vector:
         """Return the model inside; ModelError if it is not one of ours."""
         shape = joined(self.layout)
         reader = unseal(packet, self.number, self.layout)
         exact = reader.array("<f4", shape.num_exact)
-        with np.errstate(over="ignore"):  # looked at below
-            change = self._unpack(reader)
-        reader.end()
-        if not all_finite(change):
-            raise ModelError("packet has a change that is not finite")
         model = np.array(base, dtype=np.float32)
-        at = 0
-        with np.errstate(over="ignore"):
-            for start, stop in shape.weights:
-                model[start:stop] += change[at : at + stop - start]
-                at += stop - start
+        for (_, offset), low, block in self._unpacked(reader):
+            part = model[offset + low : offset + low + len(block)]
+            with np.errstate(over="ignore"):  # a controller looks whether an update is finite
+                np.add(part, block, out=part)
+        reader.end()
         at = 0
         for start, stop in shape.exact:
             model[start:stop] = exact[at : at + stop - start]
@@ -86,19 +87,38 @@ class Quantized:
             steps[a:b] = np.clip(np.rint(quotient), -127, 127)
         return [as_bytes(scales, "<f4"), as_bytes(steps, "i1")]
 
-    def _unpack(self, reader: Reader) -> NDArray[np.float32]:
+    def _unpacked(
+        self, reader: Reader
+    ) -> Iterator[tuple[tuple[int, int], int, NDArray[np.float32]]]:
+        """Give the changes block by block, so that they stay in the processor's cache.
+
+        With each comes where its tensor begins, among the joined weights and in the vector, and
+        where in its tensor the block does.
+        """
         shape = joined(self.layout)
+        scales = np.ones(len(shape.tensors), dtype=np.float32)
+        if self.number == "int8":
+            scales = reader.array("<f4", len(shape.tensors))
+            if not (np.isfinite(scales).all() and (scales >= 0.0).all()):
+                raise ModelError("packet has a scale that is negative or not finite")
+        numbers = reader.array(_STORED[self.number], shape.num_weights)
+        offsets = [t.offset for t in self.layout.tensors if t.kind in ("conv", "dense")]
+        for scale, offset, (_, (start, stop)) in zip(scales, offsets, shape.tensors, strict=True):
+            for low in range(0, stop - start, _BLOCK):
+                found = numbers[start + low : min(start + low + _BLOCK, stop)]
+                with np.errstate(over="ignore", invalid="ignore"):
+                    block = self._as_float32(found, scale)
+                if not all_finite(block):
+                    raise ModelError("packet has a change that is not finite")
+                yield (start, offset), low, block
+
+    def _as_float32(self, found: NDArray[Any], scale: np.float32) -> NDArray[np.float32]:
         if self.number == "bfloat16":
-            return from_bfloat16(reader.array("<u2", shape.num_weights))
-        if self.number == "float16":
-            return reader.array("<f2", shape.num_weights).astype(np.float32)
-        scales = reader.array("<f4", len(shape.tensors))
-        if not (np.isfinite(scales).all() and (scales >= 0.0).all()):
-            raise ModelError("packet has a scale that is negative or not finite")
-        change = reader.array("i1", shape.num_weights).astype(np.float32)
-        for scale, (_, (a, b)) in zip(scales, shape.tensors, strict=True):
-            change[a:b] *= scale
-        return change
+            return from_bfloat16(found)
+        block = found.astype(np.float32)
+        if self.number == "int8":
+            block *= scale
+        return block
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metis.codecs.bits import rice_bits
+from metis.codecs.bits import Coding, rice_bits
 from metis.codecs.joined import Indices, joined
 from metis.codecs.packet import HEADER
 from metis.codecs.selection import rounded
-from metis.codecs.ternary import BODY, Coding
+from metis.codecs.ternary import BODY
 from metis.core.types import Layout
 
 
@@ -42,7 +42,11 @@ def kept(layout: Layout, at: Indices) -> Kept:
 
 
 def stc_bytes(layout: Layout, num_kept: int, coding: Coding) -> float:
-    """Return the length of a packet without kernel maps, positions taken as random."""
+    """Return the length of a packet without kernel maps, positions taken as random.
+
+    With fixed widths it is an upper bound: an index is as wide as the paper counts it, where a
+    packet has gaps.
+    """
     shape = joined(layout)
     bits = _named_bits(num_kept, shape.num_weights, coding)
     return _fixed_bytes(shape.num_exact) + bits / 8

@@ -10,25 +10,32 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.codecs.bits import read_ascending, read_flags, write_ascending, write_flags
+from metis.codecs.bits import (
+    CODINGS,
+    Coding,
+    read_ascending,
+    read_flags,
+    write_flags,
+    write_shortest,
+)
 from metis.codecs.joined import Indices, Joined, joined
 from metis.codecs.packet import Reader, as_bytes, seal, unseal
 from metis.codecs.selection import blank_kernels, kept_kernels, largest, rounded
 from metis.core.errors import ModelError
 from metis.core.types import Layout, Sparse, Vector
 
-Coding: TypeAlias = Literal["golomb", "fixed"]
-#: The number of each coding in a packet.
-CODINGS: dict[Coding, int] = {"golomb": 0, "fixed": 1}
-
-#: coding, whether there are kernel maps, mu, p, f (zero for STC), weights named one by one.
-BODY = struct.Struct("<B?xxfffI")
+#: form of the kernel maps, coding of kernel and of weight indices, mu, p, f (zero for STC),
+#: number of weights that are named one by one.
+BODY = struct.Struct("<BBBxfffI")
 _KERNELS = struct.Struct("<I")  # number of kernels
+
+#: Forms of kernel maps: none at all; a bit for each cell and a sign for each that is kept; or two
+#: bits for each cell, as in the paper.
+NO_MAPS, SHORT_MAPS, PAPER_MAPS = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Ternary:
     sparsity: float  # p
     kernels: float | None = None  # f; None: STC
     of_kept: bool = False  # p of what the kept kernels leave, not of all weights
-    coding: Coding = "golomb"
+    coding: str = "auto"  # or one of `bits.CODINGS`
     error_feedback: bool = False
     needs_base: bool = True
 
@@ -83,14 +90,14 @@ class Ternary:
         """Return the model inside, as a change of its base; ModelError if it is not one of ours."""
         shape = joined(self.layout)
         reader = unseal(packet, self.name, self.layout)
-        body = read_body(reader)
-        coding, mu, num_named = body.coding, body.mu, body.num_named
+        body = read_body(reader, self.name)
+        mu, num_named, coding = body.mu, body.num_named, body.index_coding
         values = reader.array("<f4", shape.num_exact).astype(np.float32)
-        if not body.with_maps:
+        if body.maps == NO_MAPS:
             at = read_ascending(reader, num_named, shape.num_weights, coding)
             minus = read_flags(reader, num_named)
         else:
-            at, minus = self._read_kernels(reader, shape, coding)
+            at, minus = _read_kernels(reader, shape, body)
             named = shape.dense_indices(read_ascending(reader, num_named, shape.num_dense, coding))
             at, minus = _merged(at, minus, named, read_flags(reader, num_named))
         reader.end()
@@ -114,11 +121,13 @@ class Ternary:
 
         Maps pay where few kernels hold most of what is kept. The paper's coding always has them.
         """
-        plain = self._pack(shape, at, minus, mu, exact, with_maps=False)
         if self.kernels is None:
-            return plain
-        mapped = self._pack(shape, at, minus, mu, exact, with_maps=True)
-        return mapped if self.coding == "fixed" or len(mapped) <= len(plain) else plain
+            return self._pack(shape, at, minus, mu, exact, NO_MAPS)
+        if self.coding == "fixed":
+            return self._pack(shape, at, minus, mu, exact, PAPER_MAPS)
+        mapped = self._pack(shape, at, minus, mu, exact, SHORT_MAPS)
+        plain = self._pack(shape, at, minus, mu, exact, NO_MAPS)
+        return mapped if len(mapped) <= len(plain) else plain
 
     def _pack(
         self,
@@ -127,85 +136,96 @@ class Ternary:
         minus: NDArray[np.bool_],
         mu: np.float32,
         exact: Vector,
-        with_maps: bool,
+        maps: int,
     ) -> bytes:
         parts: list[bytes | memoryview] = [as_bytes(exact, "<f4")]
-        named, named_minus = at, minus
-        if with_maps:
+        named, named_minus, kernel_coding = at, minus, 0
+        if maps != NO_MAPS:
             in_kernels, in_none = shape.split(at)
             of_kernels = np.isin(at, in_kernels, assume_unique=True)
-            parts += self._kernel_parts(shape, in_kernels, minus[of_kernels])
+            numbers = np.unique(shape.kernel_of(in_kernels))
+            coding, index = write_shortest(numbers, self.coding)
+            kernel_coding = CODINGS[coding]
+            parts += [_KERNELS.pack(len(numbers)), *index]
+            parts += _maps(shape, numbers, in_kernels, minus[of_kernels], maps)
             named, named_minus = shape.dense_positions(in_none), minus[~of_kernels]
-        parts += [*write_ascending(named, self.coding), write_flags(named_minus)]
-        kernels = self.kernels or 0.0
-        number = CODINGS[self.coding]
-        body = BODY.pack(number, with_maps, mu, self.sparsity, kernels, len(named))
+        coding, index = write_shortest(named, self.coding)
+        parts += [*index, write_flags(named_minus)]
+        shares = self.sparsity, self.kernels or 0.0
+        body = BODY.pack(maps, kernel_coding, CODINGS[coding], mu, *shares, len(named))
         return seal(self.name, self.layout, [body, *parts])
 
-    def _kernel_parts(
-        self, shape: Joined, at: Indices, minus: NDArray[np.bool_]
-    ) -> list[bytes | memoryview]:
-        """Return the kernels in which something is kept, and a map of each."""
-        numbers = np.unique(shape.kernel_of(at))
-        cells = np.zeros(int(shape.kernel_cells(numbers).sum()), dtype=bool)
-        starts, ends = _cell_ranges(shape, numbers)
-        inside = np.searchsorted(starts, at, side="right") - 1
-        positions = ends[inside] - shape.kernel_cells(numbers)[inside] + at - starts[inside]
-        cells[positions] = True
-        index = write_ascending(numbers, self.coding)
-        if self.coding == "fixed":  # the paper's map: two bits a cell
-            signs = np.zeros(len(cells), dtype=bool)
-            signs[positions] = minus
-            plus = cells & ~signs
-            maps = [write_flags(np.stack([signs, plus], axis=1).reshape(-1))]
-        else:  # one bit a cell, and one more for those that are kept
-            maps = [write_flags(cells), write_flags(minus)]
-        return [_KERNELS.pack(len(numbers)), *index, *maps]
 
-    def _read_kernels(
-        self, reader: Reader, shape: Joined, coding: Coding
-    ) -> tuple[Indices, NDArray[np.bool_]]:
-        (num_kernels,) = reader.numbers(_KERNELS)
-        numbers = read_ascending(reader, num_kernels, shape.num_kernels, coding)
-        starts, ends = _cell_ranges(shape, numbers)
-        num_cells = int(ends[-1]) if num_kernels else 0
-        if coding == "fixed":
-            pairs = read_flags(reader, 2 * num_cells).reshape(num_cells, 2)
-            if pairs.all(axis=1).any():
-                raise ModelError("packet has a cell that is plus and minus at once")
-            positions = np.flatnonzero(pairs.any(axis=1))
-            minus = pairs[positions, 0]
-        else:
-            positions = np.flatnonzero(read_flags(reader, num_cells))
-            minus = read_flags(reader, len(positions))
-        inside = np.searchsorted(ends, positions, side="right")
-        first = ends[inside] - shape.kernel_cells(numbers)[inside]
-        return starts[inside] + positions - first, minus
+def _maps(
+    shape: Joined, numbers: Indices, at: Indices, minus: NDArray[np.bool_], form: int
+) -> list[bytes]:
+    """Return a map of each kernel: which of its cells are kept, and with which sign."""
+    starts, ends = _cell_ranges(shape, numbers)
+    cells = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=bool)
+    inside = np.searchsorted(starts, at, side="right") - 1
+    positions = ends[inside] - shape.kernel_cells(numbers)[inside] + at - starts[inside]
+    cells[positions] = True
+    if form == SHORT_MAPS:
+        return [write_flags(cells), write_flags(minus)]
+    signs = np.zeros(len(cells), dtype=bool)
+    signs[positions] = minus
+    return [write_flags(np.stack([signs, cells & ~signs], axis=1).reshape(-1))]
+
+
+def _read_kernels(reader: Reader, shape: Joined, body: Body) -> tuple[Indices, NDArray[np.bool_]]:
+    (num_kernels,) = reader.numbers(_KERNELS)
+    numbers = read_ascending(reader, num_kernels, shape.num_kernels, body.kernel_coding)
+    starts, ends = _cell_ranges(shape, numbers)
+    num_cells = int(ends[-1]) if num_kernels else 0
+    if body.maps == PAPER_MAPS:
+        pairs = read_flags(reader, 2 * num_cells).reshape(num_cells, 2)
+        if pairs.all(axis=1).any():
+            raise ModelError("packet has a cell that is plus and minus at once")
+        positions = np.flatnonzero(pairs.any(axis=1))
+        minus = pairs[positions, 0]
+    else:
+        positions = np.flatnonzero(read_flags(reader, num_cells))
+        minus = read_flags(reader, len(positions))
+    inside = np.searchsorted(ends, positions, side="right")
+    first = ends[inside] - shape.kernel_cells(numbers)[inside]
+    return starts[inside] + positions - first, minus
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
     """What a ternary packet says before its parts."""
 
-    coding: Coding
-    with_maps: bool
+    maps: int  # their form
+    kernel_coding: Coding
+    index_coding: Coding
     mu: np.float32
     sparsity: float
     kernels: float
     num_named: int
 
 
-def read_body(reader: Reader) -> Body:
-    """Read what a ternary packet begins with."""
-    number, with_maps, mu, sparsity, kernels, num_named = reader.numbers(BODY)
+def read_body(reader: Reader, codec: str) -> Body:
+    """Read what a packet of this ternary codec begins with."""
+    maps, kernel_coding, index_coding, mu, sparsity, kernels, num_named = reader.numbers(BODY)
     codings: dict[int, Coding] = {number: coding for coding, number in CODINGS.items()}
-    if number not in codings:
-        raise ModelError(f"packet has coding number {number}; known are 0 to {max(codings)}")
+    for number in (kernel_coding, index_coding):
+        if number not in codings:
+            raise ModelError(f"packet has coding number {number}; known are 0 to {max(codings)}")
+    if maps > PAPER_MAPS or (maps != NO_MAPS and codec != "sstc"):
+        raise ModelError(f"packet of codec {codec} has kernel maps of form {maps}")
     if not 0.0 <= mu < np.inf:
         raise ModelError(f"packet has mu = {mu}; it must be finite and not negative")
     if not (0.0 <= sparsity <= 1.0 and 0.0 <= kernels <= 1.0):
         raise ModelError(f"packet has p = {sparsity} and f = {kernels}; both are shares")
-    return Body(codings[number], with_maps, np.float32(mu), sparsity, kernels, num_named)
+    return Body(
+        maps,
+        codings[kernel_coding],
+        codings[index_coding],
+        np.float32(mu),
+        sparsity,
+        kernels,
+        num_named,
+    )
 
 
 def _cell_ranges(shape: Joined, numbers: Indices) -> tuple[Indices, Indices]:

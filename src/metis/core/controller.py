@@ -360,7 +360,8 @@ class Controller:
 
 def _is_finite(model: Model) -> bool:
     if isinstance(model, Sparse):
-        changed = model.base[model.at] + model.by
+        with np.errstate(over="ignore"):
+            changed = model.base[model.at] + model.by
         return bool(np.isfinite(changed).all() and np.isfinite(model.values).all())
     # A sum is finite only if all of its terms are; taking it costs a third of looking at each.
     return bool(np.isfinite(model.sum()) or np.isfinite(model).all())

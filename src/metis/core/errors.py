@@ -4,7 +4,10 @@ MetisError                     shown to the user without a traceback, exit code 
 ├── ConfigError                a key, value or combination in the config is wrong
 ├── DataError                  a dataset is missing, unreadable or cannot be split as asked
 ├── ModelError                 weights and model do not fit together
+├── HandshakeError             a site and a controller are not of one federation
+├── LineError                  the other end cannot be reached now; trying again may help
 ├── JournalError               a journal, checkpoint or stored update cannot be read
+├── IdentityError              a certificate, its key or its authority is not what it must be
 └── RunError                   the federation cannot go on (no progress, unwritable directory)
 """
 
@@ -30,8 +33,20 @@ class ModelError(MetisError):
     """Weights and model do not fit together."""
 
 
+class HandshakeError(MetisError):
+    """A site and a controller do not agree on what they do together."""
+
+
+class LineError(MetisError):
+    """The other end cannot be reached at this moment."""
+
+
 class JournalError(MetisError):
     """A journal, checkpoint or stored update is missing, damaged or contradicts itself."""
+
+
+class IdentityError(MetisError):
+    """Somebody is not who they would have to be: a certificate, key or authority is refused."""
 
 
 class RunError(MetisError):

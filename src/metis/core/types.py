@@ -168,7 +168,8 @@ def dense(model: Model) -> Vector:
         return model
     if model.whole is None:
         whole = np.array(model.base, dtype=np.float32)
-        whole[model.at] += model.by
+        with np.errstate(over="ignore"):  # a controller looks whether an update is finite
+            whole[model.at] += model.by
         model.set_spans(whole, model.values)
         model.whole = frozen(whole)
     return model.whole

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from metis.config import Incident
 from metis.core.events import Event
 from metis.core.local_run import LocalRun
-from metis.core.types import LearnerId, Task, Update, Vector
+from metis.core.types import LearnerId, Task, Update
+from metis.runtime.post import Mail
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,7 @@ class World:
     slowness: dict[LearnerId, float] = field(default_factory=dict)
     runs: dict[LearnerId, LocalRun] = field(default_factory=dict)
     cycles: dict[LearnerId, list[int]] = field(default_factory=dict)
-    residuals: dict[LearnerId, Vector] = field(default_factory=dict)  # what packets left out
-    # The oldest and the newest version that a learner has or can make.
-    holds: dict[LearnerId, tuple[int, int]] = field(default_factory=dict)
-    packets: dict[int, int] = field(default_factory=dict)  # bytes of each version's packet
+    mail: Mail = field(default_factory=Mail)
     packet_bytes: dict[int, int] = field(default_factory=dict)  # of updates being judged, by task
     judging_until: dict[LearnerId, float] = field(default_factory=dict)
     renewals: dict[LearnerId, int] = field(default_factory=dict)  # of the lease of its task
@@ -130,7 +128,7 @@ class World:
         self.lives[learner] = self.lives.get(learner, 0) + 1
         self.runs.pop(learner, None)
         self.judging_until.pop(learner, None)
-        self.holds.pop(learner, None)
+        self.mail.holds.pop(learner, None)
 
     def slowness_of(self, learner: LearnerId) -> float:
         return self.slowness.get(learner, 1.0)

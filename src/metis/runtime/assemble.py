@@ -54,19 +54,47 @@ class Federation:
     header: Record
 
 
-def assemble(
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A config with everything looked up that it names: what, by whom, how."""
+
+    config: Config  # resolved
+    recipe: Recipe
+    dataset: Dataset
+    division: Partition
+    groups: Mapping[LearnerId, str]
+    shares: Mapping[LearnerId, Share]
+
+    def module(self) -> nn.Module:
+        """Return a new module of the kind the config names, with the weights it starts from."""
+        module = _module(self.config, self.dataset)
+        if self.config.model.initial is not None:
+            load_into(module, self.config.model.initial)
+        return module
+
+    def bench(self, module: nn.Module, shares: Mapping[LearnerId, Share]) -> Workbench:
+        """Return what trains and scores for these learners with this module, which it takes."""
+        return Workbench(
+            module=module,
+            dataset=self.dataset,
+            shares=shares,
+            training=_training(self.config, self.recipe),
+            preparation=preparation_named(self.dataset.advice.augment),
+            seed=self.config.seed,
+        )
+
+    def trigger(self, learner: LearnerId) -> Trigger:
+        """Return what decides when a learner offers its model."""
+        return _trigger(self.config, self.recipe, self.config.groups[self.groups[learner]])
+
+
+def lay_out(
     config: Config,
     model: nn.Module | None = None,
     data: Dataset | None = None,
-    *,
     loaded: Dataset | None = None,
-    shared: Shared | None = None,
-) -> Federation:
-    """Build a federation. A module and a dataset of the user's own go before those named.
-
-    The module is taken over and trained in; its weights as they are now are version 0. `loaded`
-    is the dataset that the config names, if it is at hand; `shared` are trainers of other runs.
-    """
+) -> Parts:
+    """Resolve a config: load its data, divide it, fill in what was left open."""
     if data is not None and not isinstance(data, Dataset):
         raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
     dataset = data or loaded or dataset_of(config)
@@ -80,18 +108,28 @@ def assemble(
     names = [LearnerId(name) for name in config.learner_names()]
     groups = dict(zip(names, learner_groups(config), strict=True))
     shares = _shares(config, chosen, dataset, division, groups)
+    return Parts(config, chosen, dataset, division, groups, shares)
 
-    module = _module(config, dataset) if model is None else as_module(model, "model")
-    if config.model.initial is not None:
-        load_into(module, config.model.initial)
-    bench = Workbench(
-        module=module,
-        dataset=dataset,
-        shares=shares,
-        training=_training(config, chosen),
-        preparation=preparation_named(dataset.advice.augment),
-        seed=config.seed,
-    )
+
+def assemble(
+    config: Config,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+    *,
+    loaded: Dataset | None = None,
+    shared: Shared | None = None,
+) -> Federation:
+    """Build a federation. A module and a dataset of the user's own go before those named.
+
+    The module is taken over and trained in; its weights as they are now are version 0. `loaded`
+    is the dataset that the config names, if it is at hand; `shared` are trainers of other runs.
+    """
+    parts = lay_out(config, model, data, loaded)
+    config, chosen, dataset = parts.config, parts.recipe, parts.dataset
+    shares, groups, division = parts.shares, parts.groups, parts.division
+    names = list(shares)
+    module = parts.module() if model is None else _given(model, config)
+    bench = parts.bench(module, shares)
     first = Snapshot(0, bench.flat.to_vector())
     if not np.isfinite(first.weights).all():
         raise ModelError("the initial model holds values that are not finite")
@@ -105,9 +143,7 @@ def assemble(
     plan = Plan(
         profiles=profiles,
         costs={name: _costs(config.groups[group]) for name, group in groups.items()},
-        triggers={
-            name: _trigger(config, chosen, config.groups[group]) for name, group in groups.items()
-        },
+        triggers={name: parts.trigger(name) for name in names},
         validation_examples={name: len(share.validation) for name, share in shares.items()},
         batch_size=config.train.batch_size,
         upload=codec_of(config.upload, layout),
@@ -355,6 +391,13 @@ def dataset_of(config: Config) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"data.name = {name!r} did not return a metis.Dataset")
     return dataset
+
+
+def _given(model: nn.Module, config: Config) -> nn.Module:
+    module = as_module(model, "model")
+    if config.model.initial is not None:
+        load_into(module, config.model.initial)
+    return module
 
 
 def _module(config: Config, dataset: Dataset) -> nn.Module:

@@ -18,12 +18,15 @@ import numpy as np
 from metis.core.errors import JournalError, RunError
 from metis.core.events import (
     Arrived,
+    Evaluate,
     EvaluationExpired,
     Event,
     Failed,
     Fold,
     Joined,
     Left,
+    Publish,
+    Refuse,
     Scored,
     TaskExpired,
 )
@@ -34,7 +37,9 @@ from metis.core.types import (
     LearnerId,
     Model,
     Profile,
+    Task,
     Update,
+    digest,
 )
 
 Record: TypeAlias = dict[str, Any]
@@ -80,12 +85,17 @@ class Journal:
         for listener in self._listeners:
             listener(record)
 
+    def sync(self) -> None:
+        """Return when all that was written is on disk."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
     def position(self) -> tuple[int, float]:
         """Return where the file ends and the seconds worked, for a checkpoint to remember."""
         if self._file is None:
             return 0, self.wall_seconds
-        self._file.flush()
-        os.fsync(self._file.fileno())  # a checkpoint must not outlive the records it counts on
+        self.sync()  # a checkpoint must not outlive the records it counts on
         return self._file.tell(), self.wall_seconds
 
     def rewind(self, position: tuple[int, float]) -> None:
@@ -211,8 +221,47 @@ def _event(record: Record, model: Callable[[Record], Model]) -> Event | None:
     return None
 
 
-def fold_record(fold: Fold) -> Record:
-    """Return what the record of a version tells of each of its folds."""
+def version_record(command: Publish, packet: bytes | None) -> Record:
+    """Return the fields of a `version` record; `packet` tells it from the version before."""
+    return {
+        "version": command.snapshot.version,
+        "digest": digest(command.snapshot.weights),
+        "committed_steps": command.committed_steps,
+        "drift": command.drift,
+        "packet_bytes": None if packet is None else len(packet),
+        "folds": [_fold_record(fold) for fold in command.folds],
+    }
+
+
+def task_record(task: Task, num_bytes: int) -> Record:
+    """Return the fields of a `task` record."""
+    return {
+        "task": task.number,
+        "learner": task.learner,
+        "version": task.start.version,
+        "committed_steps": task.committed_steps,
+        "max_steps": task.max_steps,
+        "bytes_down": num_bytes,
+    }
+
+
+def evaluate_record(command: Evaluate, num_bytes: int) -> Record:
+    """Return the fields of an `evaluate` record."""
+    return {
+        "evaluation": command.evaluation,
+        "judge": command.judge,
+        "learner": command.learner,
+        "task": command.task,
+        "bytes_down": num_bytes,
+    }
+
+
+def refuse_record(command: Refuse) -> Record:
+    """Return the fields of a `refuse` record."""
+    return {"learner": command.learner, "task": command.task, "reason": command.reason}
+
+
+def _fold_record(fold: Fold) -> Record:
     return {
         "learner": fold.learner,
         "task": fold.task,

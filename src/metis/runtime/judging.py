@@ -10,7 +10,7 @@ from metis.core.local_run import Learners
 from metis.core.types import LearnerId, dense
 from metis.runtime.agenda import Score, Tell, World
 from metis.runtime.costs import Costs
-from metis.runtime.journal import Journal
+from metis.runtime.journal import Journal, evaluate_record
 from metis.runtime.post import Post
 
 
@@ -35,16 +35,9 @@ class Judging:
         asked = dict(zip((e.evaluation for e in here), questions, strict=True))
         for command in group:
             judge, number = command.judge, command.evaluation
-            num_bytes = self.post.bytes_to_judge(world, judge, command.base_version, packet_bytes)
-            self.journal.write(
-                "evaluate",
-                world.now,
-                evaluation=number,
-                judge=judge,
-                learner=command.learner,
-                task=command.task,
-                bytes_down=num_bytes,
-            )
+            route = self.post.to_judge(world.mail, judge, command.base_version, packet_bytes)
+            num_bytes = route.num_bytes
+            self.journal.write("evaluate", world.now, **evaluate_record(command, num_bytes))
             seconds = self._seconds(world, judge, num_bytes)
             if number in asked:
                 world.schedule(seconds, judge, Score(number, asked[number]))

@@ -1,4 +1,4 @@
-"""What travels between controller and learners in virtual time, and in how many bytes.
+"""What travels between controller and learners, and in how many bytes.
 
 A learner's update is packed by the codec for uploads, against the version it started from. A
 community model is packed, if its codec asks for it, against the version before. Whoever holds no
@@ -12,12 +12,30 @@ these and the learner's own packet; any other is sent the decoded model.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metis.codecs.dense import Dense
 from metis.core.codec import Codec
 from metis.core.types import LearnerId, Model, Vector
-from metis.runtime.agenda import World
+
+
+@dataclass(slots=True)
+class Mail:
+    """What the post must remember."""
+
+    residuals: dict[LearnerId, Vector] = field(default_factory=dict)  # what packets left out
+    # The oldest and the newest version that a learner has or can make.
+    holds: dict[LearnerId, tuple[int, int]] = field(default_factory=dict)
+    packets: dict[int, int] = field(default_factory=dict)  # bytes of each version's packet
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What somebody is sent: packets of these versions, or the whole model; bytes in all."""
+
+    packets: tuple[int, ...]
+    whole: bool
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,61 +46,59 @@ class Post:
     snapshot_bytes: int  # of a dense packet
 
     def carry(
-        self, world: World, learner: LearnerId, weights: Vector, base: Vector, keep: bool
+        self, mail: Mail, learner: LearnerId, weights: Vector, base: Vector, keep: bool
     ) -> tuple[Model, int, bytes | None]:
         """Send a model up; return what is decoded there, its bytes and, if wanted, the packet."""
         if isinstance(self.upload, Dense) and not keep:
             return weights, self.upload.num_bytes, None  # exact, so nothing is copied
-        packet, residual = self.upload.encode(weights, base, world.residuals.get(learner))
+        packet, residual = self.upload.encode(weights, base, mail.residuals.get(learner))
         if residual is not None:
-            world.residuals[learner] = residual
+            mail.residuals[learner] = residual
         return self.upload.decode(packet, base), len(packet), packet if keep else None
 
-    def publish(self, world: World, version: int, packet: bytes | None) -> None:
+    def publish(self, mail: Mail, version: int, packet: bytes | None) -> None:
         """Note the packet of a new version; forget packets that nobody will be sent again."""
         if packet is None:
             return
-        world.packets[version] = len(packet)
-        while sum(world.packets.values()) >= self.snapshot_bytes:
-            del world.packets[next(iter(world.packets))]
+        mail.packets[version] = len(packet)
+        while sum(mail.packets.values()) >= self.snapshot_bytes:
+            del mail.packets[next(iter(mail.packets))]
 
-    def bytes_to_learner(self, world: World, learner: LearnerId, version: int) -> int:
-        """Return how many bytes bring a learner to a version.
+    def to_learner(self, mail: Mail, learner: LearnerId, version: int) -> Route:
+        """Return what brings a learner to a version. It holds that one from now on."""
+        if mail.packets:
+            packets = self._missing(mail, learner, version)
+            if packets is not None:
+                return Route(packets, False, sum(mail.packets[number] for number in packets))
+        mail.holds[learner] = (version, version)
+        return Route((), True, self.snapshot_bytes)
 
-        It holds that one from now on, if it is there to receive it.
-        """
-        if world.packets:
-            num_bytes = self._bytes_to_reach(world, learner, version)
-            if num_bytes is not None:
-                return num_bytes
-        if learner not in world.down:
-            world.holds[learner] = (version, version)
-        return self.snapshot_bytes
+    def to_judge(self, mail: Mail, judge: LearnerId, base_version: int, packet_bytes: int) -> Route:
+        """Return what brings a judge an update that came in so many bytes: the model as a whole,
+        or its packet and what the judge lacks to make its base."""
+        packets = None
+        if self.upload.needs_base:
+            packets = self._missing(mail, judge, base_version)
+        if packets is None:
+            return Route((), True, self.snapshot_bytes)
+        more = sum(mail.packets[number] for number in packets)
+        return Route(packets, False, more + packet_bytes)
 
-    def bytes_to_judge(
-        self, world: World, judge: LearnerId, base_version: int, packet_bytes: int
-    ) -> int:
-        """Return how many bytes bring a judge an update that came in so many."""
-        if not self.upload.needs_base:
-            return self.snapshot_bytes
-        more = self._bytes_to_reach(world, judge, base_version)
-        return self.snapshot_bytes if more is None else more + packet_bytes
-
-    def _bytes_to_reach(self, world: World, learner: LearnerId, version: int) -> int | None:
-        """Return how many bytes of packets a learner lacks to make a version; None: too many.
+    def _missing(self, mail: Mail, learner: LearnerId, version: int) -> tuple[int, ...] | None:
+        """Return the packets a learner lacks to make a version; None if it needs a snapshot.
 
         They are sent: it holds what it can make of them.
         """
-        if learner not in world.holds:
+        if learner not in mail.holds:
             return None
-        oldest, newest = world.holds[learner]
-        if world.packets:  # it forgets packets when the controller does
-            oldest = max(oldest, next(iter(world.packets)) - 1)
-        missing = range(newest + 1, version + 1)
-        if version < oldest or any(number not in world.packets for number in missing):
+        oldest, newest = mail.holds[learner]
+        if mail.packets:  # it forgets packets when the controller does
+            oldest = max(oldest, next(iter(mail.packets)) - 1)
+        missing = tuple(range(newest + 1, version + 1))
+        if version < oldest or any(number not in mail.packets for number in missing):
             return None
-        world.holds[learner] = (oldest, max(newest, version))
-        return sum(world.packets[number] for number in missing)
+        mail.holds[learner] = (oldest, max(newest, version))
+        return missing
 
 
 def packet_digest(packet: bytes) -> str:

@@ -28,7 +28,7 @@ from metis.core.local_run import Learners
 from metis.core.types import Layout, Snapshot, Vector
 from metis.learn.flat import load_into
 from metis.report.summary import Tally
-from metis.runtime import agenda
+from metis.runtime import agenda, post
 from metis.runtime.assemble import Federation
 from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, SUMMARY, update_path
 from metis.runtime.journal import Journal, Listener, Record, read_journal
@@ -48,6 +48,7 @@ _MODULES = (
     events,
     local_run,
     pacing,
+    post,
     quantized,
     server_step,
     ternary,

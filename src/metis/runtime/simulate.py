@@ -32,7 +32,7 @@ from metis.core.events import (
     Train,
 )
 from metis.core.local_run import Learners, LocalRun, Trigger
-from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, dense, digest
+from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, dense
 from metis.runtime.agenda import (
     Arrive,
     Begin,
@@ -44,7 +44,13 @@ from metis.runtime.agenda import (
     World,
 )
 from metis.runtime.costs import Costs
-from metis.runtime.journal import Journal, event_record, fold_record
+from metis.runtime.journal import (
+    Journal,
+    event_record,
+    refuse_record,
+    task_record,
+    version_record,
+)
 from metis.runtime.judging import Judging
 from metis.runtime.post import Post, packet_digest
 
@@ -240,7 +246,7 @@ class Simulation:
         trained, base = self.learners.finish(learner), task.start.weights
         try:
             model, num_bytes, packet = self._post.carry(
-                self.world, learner, trained, base, self._keep is not None
+                self.world.mail, learner, trained, base, self._keep is not None
             )
         except ModelError as error:
             self._fail(run, str(error))
@@ -305,17 +311,8 @@ class Simulation:
             self.world.packet_bytes.pop(fold.task, None)
         community = self.controller.community
         packet = community.packet if isinstance(community, Published) else None
-        self._post.publish(self.world, snapshot.version, packet)
-        self.journal.write(
-            "version",
-            self.world.now,
-            version=snapshot.version,
-            digest=digest(snapshot.weights),
-            committed_steps=command.committed_steps,
-            drift=command.drift,
-            packet_bytes=None if packet is None else len(packet),
-            folds=[fold_record(fold) for fold in command.folds],
-        )
+        self._post.publish(self.world.mail, snapshot.version, packet)
+        self.journal.write("version", self.world.now, **version_record(command, packet))
         if snapshot.version % self.plan.test_every == 0:
             self._test(snapshot)
 
@@ -337,18 +334,10 @@ class Simulation:
 
     def _hand_out(self, task: Task) -> None:
         learner, version = task.learner, task.start.version
-        num_bytes = self._post.bytes_to_learner(self.world, learner, version)
-        self.journal.write(
-            "task",
-            self.world.now,
-            task=task.number,
-            learner=learner,
-            version=version,
-            committed_steps=task.committed_steps,
-            max_steps=task.max_steps,
-            bytes_down=num_bytes,
-        )
+        num_bytes = self._post.to_learner(self.world.mail, learner, version).num_bytes
+        self.journal.write("task", self.world.now, **task_record(task, num_bytes))
         if learner in self.world.down:
+            self.world.mail.holds.pop(learner)  # nobody is there to receive it
             self._renew_lease(task, math.inf)
             return
         slowness = self.world.slowness_of(learner)
@@ -357,13 +346,7 @@ class Simulation:
         self.world.schedule(seconds, learner, Begin(task))
 
     def _refused(self, command: Refuse) -> None:
-        self.journal.write(
-            "refuse",
-            self.world.now,
-            learner=command.learner,
-            task=command.task,
-            reason=command.reason,
-        )
+        self.journal.write("refuse", self.world.now, **refuse_record(command))
         self.world.packet_bytes.pop(command.task, None)
         self.world.refusals_in_a_row += 1
         self.world.refused.add(command.learner)

@@ -13,18 +13,27 @@ def partial(target: Path) -> Path:
     return target.with_name(target.name + ".tmp")
 
 
-def put_in_place(target: Path) -> None:
-    """Make the partial file the real one, after it is on disk.
+def put_in_place(target: Path, written: Path | None = None) -> None:
+    """Make the partial file, or the one given, the real one, after it is on disk.
 
     safetensors makes files that only their owner can read; these get the usual permissions.
     """
-    written = partial(target)
+    written = written or partial(target)
     with open(written, "rb") as file:
         os.fsync(file.fileno())
     mask = os.umask(0)
     os.umask(mask)
     os.chmod(written, 0o666 & ~mask)
     os.replace(written, target)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make sure that files put in place there are found again after a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

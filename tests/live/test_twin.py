@@ -1,0 +1,143 @@
+"""The same federation in virtual and in real time comes to the same models, byte for byte."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from metis.codecs.choose import codec_of
+from metis.config import Config, load
+from metis.core.types import LearnerId, Snapshot
+from metis.learn.threads import num_threads
+from metis.live.equip import agreement, equip
+from metis.live.line import Line
+from metis.live.memory import MemoryLine
+from metis.live.service import Service, Terms
+from metis.live.site import Memory, Site
+from metis.runtime.assemble import Parts, lay_out
+from metis.runtime.compose import controller_of
+from metis.runtime.journal import Journal, Record
+from metis.runtime.run import run
+from metis.store.packets import InMemory
+from metis.transport.rpc import RpcLine, serve
+
+
+def federation(policy: str, **values: Any) -> Config:
+    chosen: dict[str, Any] = {
+        "policy": policy,
+        "learners": 4,
+        "engine": "loop",
+        "threads": 1,
+        "model": {"name": "linear"},
+        "train": {"epochs": 1, "keep_momentum": True},
+        "horizon": {"versions": 4},
+    }
+    return load(None, **{**chosen, **values})
+
+
+def service_of(parts: Parts, journal: Journal) -> Service:
+    config = parts.config
+    bench = parts.bench(parts.module(), parts.shares)
+    start = Snapshot(0, bench.flat.to_vector())
+    controller = controller_of(config, start, bench.layout, parts.dataset.num_classes)
+    terms = Terms(
+        layout=bench.layout,
+        config=agreement(config),
+        upload=codec_of(config.upload, bench.layout),
+        lease_seconds=config.train.lease_seconds,
+        deadline_seconds=config.validation.deadline_seconds,
+        max_versions=config.horizon.versions,
+    )
+    return Service(terms, controller, InMemory(), journal, time.monotonic)
+
+
+def lived(config: Config, over: str = "memory") -> tuple[Service, list[Record]]:
+    """Run a federation in this process, a thread or three for each learner."""
+    records: list[Record] = []
+    parts = lay_out(config)
+    service = service_of(parts, Journal(None, (records.append,)))
+    with ExitStack() as stack:
+        port = 0
+        if over == "rpc":
+            server, port = serve(service, "127.0.0.1:0", len(parts.shares))
+            stack.callback(lambda: server.stop(grace=None).wait())
+        sites = []
+        for learner in parts.shares:
+            equipment, mirror = equip(parts, learner)
+            line: Line = MemoryLine(service, learner)
+            if over == "rpc":
+                line = RpcLine(f"127.0.0.1:{port}", learner)
+                stack.callback(line.close)
+            sites.append(Site(equipment, line, mirror, Memory()))
+        _attend(sites)
+    return service, records
+
+
+def _attend(sites: list[Site]) -> None:
+    threads = [threading.Thread(target=site.attend, daemon=True) for site in sites]
+    with num_threads(1):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def versions(records: list[Record]) -> list[tuple[Any, ...]]:
+    """Each version: its digest, and who was folded with which weight."""
+    return [
+        (r["digest"], sorted((f["learner"], f["weight"]) for f in r["folds"]))
+        for r in records
+        if r["kind"] == "version"
+    ]
+
+
+CODECS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "packed": {
+        "upload": {"codec": "stc", "sparsity": 0.1, "error_feedback": True},
+        "download": {"codec": "int8", "error_feedback": True},
+    },
+}
+
+
+@pytest.mark.parametrize("over", ["memory", "rpc"])
+@pytest.mark.parametrize("codecs", CODECS)
+@pytest.mark.parametrize("policy", ["sync-fedavg", "sync-dvw", "fedadam"])
+def test_a_synchronous_federation_is_the_same_live_as_simulated(
+    policy: str, codecs: str, over: str
+) -> None:
+    config = federation(policy, **CODECS[codecs])
+
+    simulated = run(config)
+    service, records = lived(config, over)
+
+    assert service.over == "versions"
+    assert versions(records) == versions(simulated.records)
+    assert service.controller.current.weights.tobytes() == simulated.weights.tobytes()
+
+
+@pytest.mark.parametrize("over", ["memory", "rpc"])
+@pytest.mark.parametrize("policy", ["async-dvw", "async-fedavg", "fedbuff", "fedasync"])
+def test_an_asynchronous_federation_lives_to_its_last_version(policy: str, over: str) -> None:
+    config = federation(policy, horizon={"versions": 12}, upload=CODECS["packed"]["upload"])
+
+    service, records = lived(config, over)
+
+    assert service.controller.current.version >= 12  # one event may bring two versions
+    assert [r["kind"] for r in records if r["kind"] in ("refuse", "fail", "task-expired")] == []
+
+
+def test_torch_is_not_left_with_other_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+
+    lived(federation("sync-fedavg", horizon={"versions": 1}))
+
+    assert torch.get_num_threads() == before
+    assert LearnerId("learner-01") in lay_out(federation("sync-fedavg")).shares
