@@ -192,6 +192,11 @@ def report(out: Path, target: Path) -> None:
     ]
     target.with_suffix(".json").write_text(json.dumps(rows) + "\n")
     target.with_suffix(".md").write_text(table(rows))
+    page = target.with_name("README.md")
+    if page.exists():
+        begin, end = f"<!-- {target.name}.md -->\n", "<!-- end -->"
+        before, _, rest = page.read_text().partition(begin)
+        page.write_text(before + begin + table(rows) + end + rest.partition(end)[2])
     draw(curves, target.with_suffix(".png"))
 
 

@@ -179,7 +179,9 @@ def test_exceptions_are_all_still_needed() -> None:
 
 def test_a_clock_is_read_in_the_shells_and_the_live_view_alone() -> None:
     readers = {i.name_in_metis for i in IMPORTS if i.module.partition(".")[0] in CLOCKS}
-    strangers = {name for name in readers if not name.startswith(("runtime/", "live/", "security/"))}
+    strangers = {
+        name for name in readers if not name.startswith(("runtime/", "live/", "security/"))
+    }
     assert strangers <= {"report/live.py", "cli/certs.py"}
 
 

@@ -36,7 +36,7 @@ def packed(policy: str, upload: str, download: dict[str, Any] | None = None) -> 
     return small(
         policy,
         model={"name": "digits_cnn"},
-        horizon={"versions": 8},
+        horizon={"versions": 5},
         upload=UPLOADS[upload],
         download=download or {},
     )
@@ -46,12 +46,22 @@ def of_kind(path: Path, kind: str) -> list[Record]:
     return [record for record in read_journal(path / "journal.jsonl") if record["kind"] == kind]
 
 
-@pytest.mark.parametrize("upload", UPLOADS)
-@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw", "fedbuff", "fedasync", "fedadam"])
+@pytest.mark.parametrize(
+    ("policy", "upload"),
+    [
+        ("sync-dvw", "sstc"),
+        ("sync-fedavg", "int8"),
+        ("async-dvw", "stc"),
+        ("async-dvw", "float16"),
+        ("fedbuff", "sstc"),
+        ("fedasync", "stc"),
+        ("fedadam", "stc"),
+    ],
+)
 def test_a_replay_of_packets_gives_the_same_bytes(policy: str, upload: str, tmp_path: Path) -> None:
     run(packed(policy, upload, {"codec": "stc", "sparsity": 0.2}), tmp_path / "run")
 
-    assert replay(tmp_path / "run").num_versions == 8
+    assert replay(tmp_path / "run").num_versions == 5
 
 
 @pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw", "fedbuff"])

@@ -104,14 +104,14 @@ class Joined:
             first += group.count
         return found
 
-    def split(self, indices: Indices) -> tuple[Indices, Indices]:
-        """Divide ascending joined indices: those in kernels, and those in none."""
+    def are_in_kernels(self, indices: Indices) -> NDArray[np.bool_]:
+        """Say for each of these ascending joined indices whether it lies in a kernel."""
         in_kernel = np.zeros(len(indices), dtype=bool)
         for group in self.kernels:
             bounds = [group.start, group.start + group.count * group.cells]
             low, high = np.searchsorted(indices, bounds)
             in_kernel[low:high] = True
-        return indices[in_kernel], indices[~in_kernel]
+        return in_kernel
 
     def kernel_of(self, indices: Indices) -> Indices:
         """Return the kernel in which each of these ascending joined indices lies."""

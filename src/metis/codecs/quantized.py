@@ -68,12 +68,15 @@ class Quantized:
 
     def _pack(self, change: NDArray[np.float32]) -> list[bytes | memoryview]:
         if self.number == "bfloat16":
-            halves = to_bfloat16(change)
-            if ((halves & 0x7FFF) >= 0x7F80).any():
-                raise ModelError("a weight changed by more than a bfloat16 can hold (3.39e38)")
+            halves = np.empty(len(change), dtype=np.uint16)
+            for low in range(0, len(change), _BLOCK):  # so that it stays in the cache
+                block = to_bfloat16(change[low : low + _BLOCK])
+                if ((block & 0x7FFF) >= 0x7F80).any():
+                    raise ModelError("a weight changed by more than a bfloat16 can hold (3.39e38)")
+                halves[low : low + _BLOCK] = block
             return [as_bytes(halves, "<u2")]
         if self.number == "float16":
-            if np.abs(change).max(initial=0.0) >= 65520.0:
+            if max(change.max(initial=0.0), -change.min(initial=0.0)) >= 65520.0:
                 raise ModelError("a weight changed by more than a float16 can hold (65504)")
             return [as_bytes(change, "<f2")]
         tensors = joined(self.layout).tensors

@@ -32,7 +32,8 @@ class Kept:
 def kept(layout: Layout, at: Indices) -> Kept:
     """Count what lies at these places among the joined weights, ascending."""
     shape = joined(layout)
-    in_kernels, in_none = shape.split(at)
+    mapped = shape.are_in_kernels(at)
+    in_kernels, in_none = at[mapped], at[~mapped]
     numbers = np.unique(shape.kernel_of(in_kernels))
     cells = int(shape.kernel_cells(numbers).sum())
     return Kept(len(in_kernels), len(numbers), cells, len(in_none))

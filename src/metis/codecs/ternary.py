@@ -141,14 +141,14 @@ class Ternary:
         parts: list[bytes | memoryview] = [as_bytes(exact, "<f4")]
         named, named_minus, kernel_coding = at, minus, 0
         if maps != NO_MAPS:
-            in_kernels, in_none = shape.split(at)
-            of_kernels = np.isin(at, in_kernels, assume_unique=True)
-            numbers = np.unique(shape.kernel_of(in_kernels))
+            mapped = shape.are_in_kernels(at)
+            in_kernels, in_none = at[mapped], at[~mapped]
+            numbers = _each_once(shape.kernel_of(in_kernels))
             coding, index = write_shortest(numbers, self.coding)
             kernel_coding = CODINGS[coding]
             parts += [_KERNELS.pack(len(numbers)), *index]
-            parts += _maps(shape, numbers, in_kernels, minus[of_kernels], maps)
-            named, named_minus = shape.dense_positions(in_none), minus[~of_kernels]
+            parts += _maps(shape, numbers, in_kernels, minus[mapped], maps)
+            named, named_minus = shape.dense_positions(in_none), minus[~mapped]
         coding, index = write_shortest(named, self.coding)
         parts += [*index, write_flags(named_minus)]
         shares = self.sparsity, self.kernels or 0.0
@@ -226,6 +226,10 @@ def read_body(reader: Reader, codec: str) -> Body:
         kernels,
         num_named,
     )
+
+
+def _each_once(ascending: Indices) -> Indices:
+    return ascending[np.diff(ascending, prepend=-1) > 0]
 
 
 def _cell_ranges(shape: Joined, numbers: Indices) -> tuple[Indices, Indices]:
