@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from metis.codecs.choose import codec_of
 from metis.config import Config, load
@@ -134,10 +132,21 @@ def test_an_asynchronous_federation_lives_to_its_last_version(policy: str, over:
     assert [r["kind"] for r in records if r["kind"] in ("refuse", "fail", "task-expired")] == []
 
 
-def test_torch_is_not_left_with_other_threads(tmp_path: Path) -> None:
-    before = torch.get_num_threads()
+def test_a_site_that_is_started_again_goes_on_with_the_momentum_it_had() -> None:
+    parts = lay_out(federation("sync-fedavg"))
+    service = service_of(parts, Journal(None))
+    memory, learner = Memory(), LearnerId("learner-01")
+    sites = []
+    for name in parts.shares:
+        equipment, mirror = equip(parts, name)
+        kept = memory if name == learner else Memory()
+        sites.append(Site(equipment, MemoryLine(service, name), mirror, kept))
+    _attend(sites)
 
-    lived(federation("sync-fedavg", horizon={"versions": 1}))
+    again, mirror = equip(parts, learner)
+    Site(again, MemoryLine(service, learner), mirror, memory)
 
-    assert torch.get_num_threads() == before
-    assert LearnerId("learner-01") in lay_out(federation("sync-fedavg")).shares
+    state: Any = again.trainer.state()
+    before: Any = memory.learner_state
+    assert list(state["kept"]) == [learner]
+    assert repr(state["kept"]) == repr(before["kept"])

@@ -15,6 +15,8 @@ from metis.core.types import Counts, Profile
 #: Goes up with every change that older sites or controllers would not understand.
 PROTOCOL = 1
 
+_CHUNK = 1 << 20  # bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -155,3 +157,10 @@ class Line(Protocol):
     def score(self, evaluation: int, counts: Counts | None) -> None: ...
 
     def leave(self, withdraw: bool) -> None: ...
+
+
+def pieces(packet: bytes) -> Iterator[bytes]:
+    """Give a packet in chunks that a transport can carry."""
+    view = memoryview(packet)
+    for start in range(0, len(view), _CHUNK):
+        yield bytes(view[start : start + _CHUNK])

@@ -50,6 +50,7 @@ from metis.live.line import (
     TrainOrder,
     UpdateOf,
     Welcome,
+    pieces,
 )
 from metis.runtime.journal import (
     Journal,
@@ -65,7 +66,6 @@ from metis.runtime.post import Mail, Post, packet_digest
 from metis.store.packets import Packets
 
 _SLACK_BYTES = 4096  # that a packet may be longer than the model as it is
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,9 +383,9 @@ class Service:
             case ModelOf(task):
                 if task not in self._arrived:
                     raise ModelError(f"the update of task {task} is not judged any more")
-                return _pieces(self._as_packet(self._arrived[task][0]))
+                return pieces(self._as_packet(self._arrived[task][0]))
             case SnapshotOf(version):
-                return _pieces(self._snapshot(version))
+                return pieces(self._snapshot(version))
 
     def _snapshot(self, version: int) -> bytes:
         """Return a version as a packet, made once for all who start from it."""
@@ -438,9 +438,3 @@ def _update(learner: LearnerId, delivery: Delivery, model: Model) -> Update:
         seconds=delivery.seconds,
         counts=delivery.counts,
     )
-
-
-def _pieces(packet: bytes) -> Iterator[bytes]:
-    view = memoryview(packet)
-    for start in range(0, len(view), _CHUNK):
-        yield bytes(view[start : start + _CHUNK])

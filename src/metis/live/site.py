@@ -35,10 +35,10 @@ from metis.live.line import (
     SnapshotOf,
     TrainOrder,
     UpdateOf,
+    pieces,
 )
 from metis.live.mirror import Mirror
 
-_CHUNK = 1 << 20
 _LONGEST_WAIT_SECONDS = 30.0
 
 
@@ -81,6 +81,8 @@ class Site:
         self._line = line
         self._mirror = mirror
         self._memory = memory
+        if memory.learner_state is not None:  # of an earlier life
+            equipment.trainer.restore(memory.learner_state)
         self._keep = keep
         self._mirror_turn = threading.Lock()
         self._to_train: queue.SimpleQueue[TrainOrder | None] = queue.SimpleQueue()
@@ -255,7 +257,7 @@ class Site:
         assert self._memory.answer is not None
         delivery, packet = self._memory.answer
         receipt: Receipt | None = self._insisting(
-            lambda: self._line.deliver(delivery, _pieces(packet))  # from the start each time
+            lambda: self._line.deliver(delivery, pieces(packet))  # from the start each time
         )
         if receipt is not None:
             self._memory.answer = None
@@ -306,9 +308,3 @@ class Site:
                 packet = b"".join(self._line.fetch(UpdateOf(order.task)))
                 return dense(self._with.upload.decode(packet, base))
         return self._mirror.snapshot.decode(b"".join(self._line.fetch(ModelOf(order.task))))
-
-
-def _pieces(packet: bytes) -> Iterator[bytes]:
-    view = memoryview(packet)
-    for start in range(0, len(view), _CHUNK):
-        yield bytes(view[start : start + _CHUNK])
