@@ -8,68 +8,21 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
-from metis import cli
 from metis.config import load
 from metis.core.recipes import POLICIES
 from metis.data.sources import SOURCES
 from metis.runtime.journal import Record, read_journal
+from tests.command import Metis, Outcome, assert_refused
 
 SMALL = (
     *("--set", "model.name=linear", "--set", "learners=4", "--set", "train.epochs=1"),
     *("--set", "horizon.versions=2", "--quiet"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-Metis: TypeAlias = Callable[..., Outcome]
-
-
-@pytest.fixture
-def metis(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Metis:
-    """Run the command line in this process, in a directory of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["metis", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        caught = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), caught.out, caught.err)
-
-    return call
-
-
-def assert_refused(outcome: Outcome, *words: str) -> None:
-    """Exit code 2 and one plain line that holds the words."""
-    assert outcome.code == 2, outcome
-    assert outcome.err.startswith("error: ")
-    assert "Traceback" not in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-    for word in words:
-        assert word in outcome.err
 
 
 def kinds(directory: Path, *wanted: str) -> list[Record]:

@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import pytest
 
-from metis import cli
 from metis.cli import certs
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-Metis: TypeAlias = Callable[[str], Outcome]
+from tests.command import Metis, Outcome, assert_refused
 
 
 @pytest.fixture
-def metis(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Metis:
-    """Run the command line in this process, in a directory of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(line: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["metis", "certs", *line.split()])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        caught = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), caught.out, caught.err)
-
-    return call
+def metis(metis: Metis) -> Metis:
+    """The verbs about certificates, with a line of arguments."""
+    return lambda line: metis("certs", *str(line).split())
 
 
 @pytest.fixture
@@ -74,16 +42,6 @@ def consortium(metis: Metis) -> Metis:
 def travel(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     later = datetime.now(UTC) + timedelta(days=days)
     monkeypatch.setattr(certs, "now", lambda: later)
-
-
-def assert_refused(outcome: Outcome, *words: str) -> None:
-    """Exit code 2 and one plain line that holds the words."""
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    assert outcome.err.startswith("error: ")
-    assert len(outcome.err.splitlines()) == 1
-    for word in words:
-        assert word in outcome.err
 
 
 def states(outcome: Outcome) -> dict[str, str]:

@@ -4,66 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from metis import cli
 from metis.config import load
 from metis.runtime.run import run
+from tests.command import Metis, assert_refused
 
 CONVOLUTIONS = {"0.weight": 16, "2.weight": 512}  # of digits_cnn, with their kernels
 NUM_VALUES = 38_282
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-Metis: TypeAlias = Callable[..., Outcome]
-
-
 @pytest.fixture
-def metis(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Metis:
-    """Run the command line in this process, in a directory of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["metis", "codec", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        caught = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), caught.out, caught.err)
-
-    return call
-
-
-def assert_refused(outcome: Outcome, *words: str) -> None:
-    """Exit code 2 and one plain line that holds the words."""
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    assert outcome.err.startswith("error: ")
-    assert len(outcome.err.splitlines()) == 1
-    for word in words:
-        assert word in outcome.err
+def metis(metis: Metis) -> Metis:
+    """The verbs about packets."""
+    return lambda *arguments: metis("codec", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -282,7 +282,7 @@ def tables_of(hint: Any) -> list[type]:
 def test_the_walk_over_the_config_classes_finds_them_all() -> None:
     assert {kind.__name__ for kind in tables_of(Config)} == {
         *("Config", "Data", "Model", "Partition", "Group", "Train", "Validation"),
-        *("RecipeTable", "Horizon", "Codec", "Costs", "Incident", "Output"),
+        *("RecipeTable", "Horizon", "Codec", "Costs", "Incident", "Output", "Live"),
     }
 
 

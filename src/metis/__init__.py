@@ -18,10 +18,20 @@ from metis.data.dataset import Advice, Dataset
 if TYPE_CHECKING:
     from torch import nn
 
+    from metis.deploy.equip import Learner
     from metis.runtime.session import Result
 
-__all__ = ["Advice", "Dataset", "MetisError", "load_into", "simulate"]
+__all__ = ["Advice", "Dataset", "Learner", "MetisError", "load_into", "simulate"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Fetch what needs torch when it is asked for."""
+    if name == "Learner":
+        from metis.deploy.equip import Learner
+
+        return Learner
+    raise AttributeError(f"module 'metis' has no attribute {name!r}")
 
 
 def simulate(

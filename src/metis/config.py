@@ -262,6 +262,14 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Live:
+    calls_per_second: float = key(
+        200.0, "that one learner may make of a controller, for a while twice as many", above=0
+    )
+    calls_at_once: int = key(8, "that one learner may have under way", low=4, high=1000)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     policy: str = key("async-dvw-adaptive", "one of `metis policies`")
     learners: int = key(DEFAULT_LEARNERS, "how many take part", low=1, high=1_000_000)
@@ -308,6 +316,7 @@ class Config:
         },
     )
     output: Output = table(Output, "what is written")
+    live: Live = table(Live, "of a controller that is a service; see docs/deploy.md")
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -367,10 +376,10 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values
     raw: dict[str, Any] = {}
     if path is not None:
         try:
-            raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            raw = _parsed(Path(path).read_text(encoding="utf-8"), str(path))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}") from None
-        except ValueError as error:  # not TOML, or not even text
+        except UnicodeError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
     in_file = "groups" in raw
     for override in overrides:
@@ -385,6 +394,18 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values
     if "groups" not in raw and raw.get("learners") == 1:
         raw["groups"] = {"fast": {}}
     return tables.read(Config, raw)
+
+
+def load_text(text: str, where: str) -> Config:
+    """Return the config that a text holds; `where` says in errors where it came from."""
+    return tables.read(Config, _parsed(text, where))
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
 
 
 def _complete_groups(raw: dict[str, Any]) -> None:

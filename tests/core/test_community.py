@@ -430,6 +430,18 @@ def test_a_weighted_sum_adds_in_the_order_given() -> None:
     assert kernels.weighted_sum(terms).tobytes() == right.tobytes()
 
 
+@pytest.mark.parametrize("size", [1, 5, 1 << 16, (1 << 18) + 1, 700_001])
+@pytest.mark.parametrize("num_terms", [1, 2, 5])
+def test_a_weighted_mean_is_the_weighted_sum_divided(size: int, num_terms: int) -> None:
+    rng = np.random.default_rng(size + num_terms)
+    terms = [(frozen(rng.normal(size=size)), float(rng.random())) for _ in range(num_terms)]
+
+    mean = kernels.weighted_mean(terms, 1.7)
+
+    assert mean.tobytes() == kernels.divide(kernels.weighted_sum(terms), 1.7).tobytes()
+    assert not mean.flags.writeable
+
+
 def test_sizes_that_differ_never_reach_the_compiled_loop() -> None:
     total, new, _ = operands(100_000)
     with pytest.raises(ValueError, match="meets a sum"):

@@ -12,18 +12,22 @@ import pytest
 from metis.codecs.choose import codec_of
 from metis.config import Config, load
 from metis.core.types import LearnerId, Snapshot
+from metis.deploy.equip import equip
 from metis.learn.threads import num_threads
-from metis.live.equip import agreement, equip
+from metis.live.agree import agreed, digest_of
+from metis.live.desk import Terms
+from metis.live.ledger import Ledger
 from metis.live.line import Line
 from metis.live.memory import MemoryLine
-from metis.live.service import Service, Terms
+from metis.live.service import Service
 from metis.live.site import Memory, Site
 from metis.runtime.assemble import Parts, lay_out
 from metis.runtime.compose import controller_of
 from metis.runtime.journal import Journal, Record
 from metis.runtime.run import run
 from metis.store.packets import InMemory
-from metis.transport.rpc import RpcLine, serve
+from metis.transport.dial import RpcLine
+from metis.transport.rpc import Opening, serve
 
 
 def federation(policy: str, **values: Any) -> Config:
@@ -46,13 +50,13 @@ def service_of(parts: Parts, journal: Journal) -> Service:
     controller = controller_of(config, start, bench.layout, parts.dataset.num_classes)
     terms = Terms(
         layout=bench.layout,
-        config=agreement(config),
+        config=digest_of(agreed(config)),
         upload=codec_of(config.upload, bench.layout),
         lease_seconds=config.train.lease_seconds,
         deadline_seconds=config.validation.deadline_seconds,
         max_versions=config.horizon.versions,
     )
-    return Service(terms, controller, InMemory(), journal, time.monotonic)
+    return Service(terms, Ledger(controller), InMemory(), journal, time.monotonic)
 
 
 def lived(config: Config, over: str = "memory") -> tuple[Service, list[Record]]:
@@ -63,11 +67,11 @@ def lived(config: Config, over: str = "memory") -> tuple[Service, list[Record]]:
     with ExitStack() as stack:
         port = 0
         if over == "rpc":
-            server, port = serve(service, "127.0.0.1:0", len(parts.shares))
+            server, port = serve(service, Opening("127.0.0.1:0", len(parts.shares)))
             stack.callback(lambda: server.stop(grace=None).wait())
         sites = []
         for learner in parts.shares:
-            equipment, mirror = equip(parts, learner)
+            equipment, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
             line: Line = MemoryLine(service, learner)
             if over == "rpc":
                 line = RpcLine(f"127.0.0.1:{port}", learner)
@@ -118,7 +122,7 @@ def test_a_synchronous_federation_is_the_same_live_as_simulated(
 
     assert service.over == "versions"
     assert versions(records) == versions(simulated.records)
-    assert service.controller.current.weights.tobytes() == simulated.weights.tobytes()
+    assert service.ledger.controller.current.weights.tobytes() == simulated.weights.tobytes()
 
 
 @pytest.mark.parametrize("over", ["memory", "rpc"])
@@ -128,7 +132,7 @@ def test_an_asynchronous_federation_lives_to_its_last_version(policy: str, over:
 
     service, records = lived(config, over)
 
-    assert service.controller.current.version >= 12  # one event may bring two versions
+    assert service.ledger.controller.current.version >= 12  # one event may bring two versions
     assert [r["kind"] for r in records if r["kind"] in ("refuse", "fail", "task-expired")] == []
 
 
@@ -138,12 +142,12 @@ def test_a_site_that_is_started_again_goes_on_with_the_momentum_it_had() -> None
     memory, learner = Memory(), LearnerId("learner-01")
     sites = []
     for name in parts.shares:
-        equipment, mirror = equip(parts, name)
+        equipment, mirror = equip(parts, name, digest_of(agreed(parts.config)))
         kept = memory if name == learner else Memory()
         sites.append(Site(equipment, MemoryLine(service, name), mirror, kept))
     _attend(sites)
 
-    again, mirror = equip(parts, learner)
+    again, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
     Site(again, MemoryLine(service, learner), mirror, memory)
 
     state: Any = again.trainer.state()

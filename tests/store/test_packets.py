@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from metis.core.errors import JournalError, ModelError
-from metis.store.packets import InMemory, OnDisk, Packets
+from metis.store.packets import InMemory, OnDisk, Packets, Piece
 
 MANY = 1 << 30
 
@@ -19,23 +20,41 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Packets:
     return InMemory() if request.param == "memory" else OnDisk(tmp_path / "packets")
 
 
-def test_a_packet_comes_back_as_it_came_in(store: Packets) -> None:
-    length = store.put("task-1", [b"one", b"", b"two"], MANY)
+def put(store: Packets, name: str, chunks: Iterable[Piece], max_bytes: int) -> bytes:
+    """Receive a packet and keep it."""
+    held = store.take(chunks, max_bytes)
+    store.keep(name, held)
+    return bytes(held.content)
 
-    assert length == 6
+
+def test_a_packet_that_is_not_kept_changes_nothing(store: Packets) -> None:
+    put(store, "task-1", [b"acknowledged"], MANY)
+
+    held = store.take([b"another"], MANY)
+    between = store.get("task-1")
+    store.discard(held)
+
+    assert between == store.get("task-1") == b"acknowledged"
+    assert store.names() == {"task-1"}
+
+
+def test_a_packet_comes_back_as_it_came_in(store: Packets) -> None:
+    kept = put(store, "task-1", [b"one", b"", memoryview(b"two")], MANY)
+
+    assert kept == b"onetwo"
     assert store.get("task-1") == b"onetwo"
     assert b"".join(store.chunks("task-1")) == b"onetwo"
 
 
 def test_an_empty_packet_is_a_packet(store: Packets) -> None:
-    assert store.put("task-1", [], MANY) == 0
+    assert put(store, "task-1", [], MANY) == b""
     assert store.get("task-1") == b""
     assert store.names() == {"task-1"}
 
 
 def test_a_second_packet_of_one_name_replaces_the_first(store: Packets) -> None:
-    store.put("task-1", [b"first"], MANY)
-    store.put("task-1", [b"second"], MANY)
+    put(store, "task-1", [b"first"], MANY)
+    put(store, "task-1", [b"second"], MANY)
 
     assert store.get("task-1") == b"second"
 
@@ -48,13 +67,13 @@ def test_a_packet_that_is_not_there_is_told_by_its_name(store: Packets) -> None:
 
 
 def test_a_packet_that_is_too_long_leaves_nothing(store: Packets) -> None:
-    store.put("task-1", [b"as it was"], MANY)
+    put(store, "task-1", [b"as it was"], MANY)
 
     with pytest.raises(ModelError, match="longer than the 5 bytes"):
-        store.put("task-1", [b"123", b"456"], max_bytes=5)
+        put(store, "task-1", [b"123", b"456"], max_bytes=5)
 
     assert store.get("task-1") == b"as it was"
-    assert store.put("task-2", [b"12345"], max_bytes=5) == 5
+    assert put(store, "task-2", [b"12345"], max_bytes=5) == b"12345"
 
 
 def test_a_stream_that_breaks_leaves_nothing(store: Packets) -> None:
@@ -63,7 +82,7 @@ def test_a_stream_that_breaks_leaves_nothing(store: Packets) -> None:
         raise ModelError("the line went down")
 
     with pytest.raises(ModelError, match="went down"):
-        store.put("task-1", broken(), MANY)
+        put(store, "task-1", broken(), MANY)
 
     assert store.names() == set()
     with pytest.raises(JournalError):
@@ -71,8 +90,8 @@ def test_a_stream_that_breaks_leaves_nothing(store: Packets) -> None:
 
 
 def test_dropping_forgets_and_may_be_done_twice(store: Packets) -> None:
-    store.put("task-1", [b"x"], MANY)
-    store.put("version-1", [b"y"], MANY)
+    put(store, "task-1", [b"x"], MANY)
+    put(store, "version-1", [b"y"], MANY)
 
     store.drop("task-1")
     store.drop("task-1")
@@ -85,12 +104,12 @@ def test_dropping_forgets_and_may_be_done_twice(store: Packets) -> None:
 )
 def test_a_name_that_is_none_is_refused(store: Packets, name: str) -> None:
     with pytest.raises(ValueError, match="no name"):
-        store.put(name, [b"x"], MANY)
+        put(store, name, [b"x"], MANY)
 
 
 def test_a_long_packet_is_read_in_pieces(store: Packets) -> None:
     packet = bytes(range(256)) * 10_000
-    store.put("task-1", [packet], MANY)
+    put(store, "task-1", [packet], MANY)
 
     pieces = list(store.chunks("task-1"))
 
@@ -101,18 +120,18 @@ def test_a_long_packet_is_read_in_pieces(store: Packets) -> None:
 def test_a_packet_that_is_sent_again_does_not_meet_its_first_half(store: Packets) -> None:
     def cut_off() -> Iterator[bytes]:
         yield b"first "
-        store.put("task-1", [b"whole"], MANY)
+        put(store, "task-1", [b"whole"], MANY)
         yield b"half"
         raise ModelError("the line went down")
 
     with pytest.raises(ModelError):
-        store.put("task-1", cut_off(), MANY)
+        put(store, "task-1", cut_off(), MANY)
 
     assert store.get("task-1") == b"whole"
 
 
 def test_packets_on_disk_are_there_for_the_next_process(tmp_path: Path) -> None:
-    OnDisk(tmp_path).put("task-3", [b"kept"], MANY)
+    put(OnDisk(tmp_path), "task-3", [b"kept"], MANY)
     (tmp_path / "task-4.packet.tmp").write_bytes(b"half of one")
 
     again = OnDisk(tmp_path)
@@ -122,14 +141,27 @@ def test_packets_on_disk_are_there_for_the_next_process(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_a_packet_on_its_way_to_disk_is_not_held_in_memory(tmp_path: Path) -> None:
+def test_a_packet_is_read_from_disk_piece_by_piece(tmp_path: Path) -> None:
     store = OnDisk(tmp_path)
+    put(store, "task-1", (bytes(1 << 20) for _ in range(64)), MANY)
     tracemalloc.start()
 
-    store.put("task-1", (bytes(1 << 20) for _ in range(64)), MANY)
     for _ in store.chunks("task-1"):
         pass
 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
+
+
+def test_room_for_the_longest_packet_is_not_taken_before_it_comes(store: Packets) -> None:
+    before = resident_bytes()
+
+    kept = [put(store, f"task-{number}", [b"short"], MANY) for number in range(8)]
+
+    assert kept == [b"short"] * 8
+    assert resident_bytes() - before < 64 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

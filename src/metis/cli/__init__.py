@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from metis.cli import certs, codec, data, runs, settings
+from metis.cli import certs, codec, data, live, model, reproduce, runs, settings
 from metis.cli.common import complain
 from metis.core.errors import Interrupted, MetisError
 
@@ -23,13 +23,23 @@ app = typer.Typer(
 )
 # Verbs of the first level keep the order of their files; each group has a word of its own.
 app.registered_commands += runs.commands.registered_commands
+app.registered_commands += live.commands.registered_commands
+app.registered_commands += reproduce.commands.registered_commands
 app.registered_commands += settings.commands.registered_commands
 app.add_typer(data.commands, name="data")
+app.add_typer(model.commands, name="model")
 app.add_typer(codec.commands, name="codec")
 app.add_typer(certs.commands, name="certs")
 
 #: What may be missing because it is not needed by all, and which extra brings it.
-EXTRAS = {"torch": "learn", "sklearn": "learn", "cryptography": "live"}
+EXTRAS = {
+    "torch": "learn",
+    "sklearn": "learn",
+    "cryptography": "live",
+    "grpc": "live",
+    "google": "live",
+    "prometheus_client": "live",
+}
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def run(
         directory = resume
     else:
         chosen = chosen_config(config, set_, seed=seed, device=device, policy=policy)
-        directory = out or _fresh(Path("runs") / chosen.policy)
+        directory = out or fresh(Path("runs") / chosen.policy)
     from metis.runtime import run as runs
 
     def work(listeners: tuple[Any, ...]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def compare(
         for name in names
         for number in numbers
     ]
-    directory = out or _fresh(Path("runs") / "compare")
+    directory = out or fresh(Path("runs") / "compare")
     targets = [
         (directory / (name if number is None else f"{name}-seed{number}"), chosen)
         for name, number, chosen in plans
@@ -213,7 +213,7 @@ def _runs_below(directory: Path) -> list[Path]:
     return inside or [directory]
 
 
-def _fresh(base: Path) -> Path:
+def fresh(base: Path) -> Path:
     """Return a directory that is not there yet: base, base-2, base-3, ..."""
     candidates = (base if n == 1 else base.with_name(f"{base.name}-{n}") for n in range(1, 10_000))
     return next(path for path in candidates if not path.exists())

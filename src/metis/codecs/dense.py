@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metis.codecs.packet import HEADER, as_bytes, seal, unseal
+from metis.codecs.packet import HEADER, as_bytes, sealed, unseal
 from metis.core.types import Layout, Vector, frozen
 
 
@@ -25,9 +25,13 @@ class Dense:
     def encode(
         self, weights: Vector, base: Vector, residual: Vector | None = None
     ) -> tuple[bytes, None]:
-        return seal("dense", self.layout, [as_bytes(weights, "<f4")]), None
+        return b"".join(self.parts(weights)), None
 
-    def decode(self, packet: bytes, base: Vector | None = None) -> Vector:
+    def parts(self, weights: Vector) -> list[bytes | memoryview]:
+        """Return what a packet is made of, in order; the model itself is not copied."""
+        return sealed("dense", self.layout, [as_bytes(weights, "<f4")])
+
+    def decode(self, packet: bytes | memoryview, base: Vector | None = None) -> Vector:
         """Return the model inside, without a copy; ModelError if it is not one of ours."""
         reader = unseal(packet, "dense", self.layout)
         values = reader.array("<f4", self.layout.size)

@@ -49,7 +49,7 @@ class Quantized:
             change[start + low : start + low + len(block)] -= block
         return packet, change
 
-    def decode(self, packet: bytes, base: Vector) -> Vector:
+    def decode(self, packet: bytes | memoryview, base: Vector) -> Vector:
         """Return the model inside; ModelError if it is not one of ours."""
         shape = joined(self.layout)
         reader = unseal(packet, self.number, self.layout)

@@ -86,7 +86,7 @@ class Ternary:
                 candidates = shape.num_dense + int(cells[kept].sum())
         return largest(magnitudes, rounded(self.sparsity, candidates))
 
-    def decode(self, packet: bytes, base: Vector) -> Sparse:
+    def decode(self, packet: bytes | memoryview, base: Vector) -> Sparse:
         """Return the model inside, as a change of its base; ModelError if it is not one of ours."""
         shape = joined(self.layout)
         reader = unseal(packet, self.name, self.layout)

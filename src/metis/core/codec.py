@@ -26,7 +26,7 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, packet: bytes, base: Vector) -> Model:
+    def decode(self, packet: bytes | memoryview, base: Vector) -> Model:
         """Return the model inside; ModelError, and nothing worse, if the packet is no good."""
         ...
 

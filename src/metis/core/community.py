@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from metis.core.errors import ConfigError, ModelError, RunError
-from metis.core.kernels import Sum, divide, shift, shift_and_divide, weighted_sum
+from metis.core.kernels import Sum, divide, shift, shift_and_divide, weighted_mean, weighted_sum
 from metis.core.types import LearnerId, Model, Sparse, Update, Vector, dense, frozen
 
 
@@ -80,7 +80,7 @@ class RoundAverage:
         changes = [(model, weight) for model, weight in terms if isinstance(model, Sparse)]
         if len(changes) == len(terms) and all(m.base is changes[0][0].base for m, _ in changes):
             return _average_of_changes(changes, mass)
-        return divide(weighted_sum([(dense(model), weight) for model, weight in terms]), mass)
+        return weighted_mean([(dense(model), weight) for model, weight in terms], mass)
 
     @property
     def drift(self) -> None:
@@ -95,7 +95,7 @@ def _average_of_changes(terms: Sequence[tuple[Sparse, float]], mass: float) -> V
         change[model.at] += weight * model.by.astype(np.float64)
     average = shift_and_divide(change, 1.0 / mass, 1.0, first.base, mass=1.0)
     if first.values.size:
-        values = divide(weighted_sum([(model.values, weight) for model, weight in terms]), mass)
+        values = weighted_mean([(model.values, weight) for model, weight in terms], mass)
         average.flags.writeable = True  # it is new, and nobody else's yet
         first.set_spans(average, values)
     return frozen(average)

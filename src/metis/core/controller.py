@@ -35,6 +35,7 @@ from metis.core.scores import pool
 from metis.core.types import (
     ClassCounts,
     Counts,
+    ErrorSums,
     LearnerId,
     Model,
     Profile,
@@ -45,6 +46,9 @@ from metis.core.types import (
     frozen,
 )
 from metis.core.weighting import Weighting
+
+#: The most steps, examples or errors that anybody can have counted: sums of them stay exact.
+_MOST = 1 << 40
 
 
 @dataclass(slots=True, eq=False)
@@ -207,7 +211,7 @@ class Controller:
             return "its model holds values that are not finite"
         if update.base_version != task.start.version:
             return f"it started from version {update.base_version}, not {task.start.version}"
-        if update.num_steps < 1 or update.num_examples < 1:
+        if not (1 <= update.num_steps <= _MOST and 1 <= update.num_examples <= _MOST):
             return f"it reports {update.num_steps} steps on {update.num_examples} examples"
         return None
 
@@ -367,18 +371,28 @@ def _is_finite(model: Model) -> bool:
     return bool(np.isfinite(model.sum()) or np.isfinite(model).all())
 
 
+def _are_sums(counts: ErrorSums) -> bool:
+    """Whether these can be what somebody's errors and targets add up to."""
+    squares = (counts.squared_error, counts.absolute_error, counts.target_squared)
+    return (
+        0 <= counts.num_examples <= _MOST
+        and all(0.0 <= value < math.inf for value in squares)
+        and math.isfinite(counts.target)
+    )
+
+
 def fits(counts: Counts, num_classes: int | None, others: Iterable[Counts]) -> bool:
     """Whether a judge's counts are what this federation counts, and can be pooled with others."""
     if num_classes is not None and isinstance(counts, ClassCounts) != (num_classes > 0):
         return False
     if not isinstance(counts, ClassCounts):
-        return all(type(other) is type(counts) for other in others)
+        return _are_sums(counts) and all(type(other) is type(counts) for other in others)
     shape = counts.matrix.shape
     square = len(shape) == 2 and shape[0] == shape[1]
     expected = shape[:1] if num_classes is None else (num_classes,)
     return (
         square
         and shape[:1] == expected
-        and bool((counts.matrix >= 0).all())
+        and bool(((counts.matrix >= 0) & (counts.matrix <= _MOST)).all())
         and all(isinstance(other, ClassCounts) and other.matrix.shape == shape for other in others)
     )

@@ -103,6 +103,27 @@ def weighted_sum(terms: Sequence[tuple[Vector, float]]) -> Sum:
     return total
 
 
+def weighted_mean(terms: Sequence[tuple[Vector, float]], mass: float) -> Vector:
+    """Return `weighted_sum` / mass, rounded once to float32; the sum itself never leaves cache."""
+    size = terms[0][0].size
+    out: Vector = np.empty(size, np.float32)
+    *others, (last, last_weight) = terms
+    loop = _loop_for(np.broadcast_to(np.float64(0), size), last, *(model for model, _ in others))
+
+    def part(low: int, high: int) -> None:
+        total: Sum = np.empty(min(_SUM_BLOCK, high - low))
+        for start in range(low, high, _SUM_BLOCK):
+            block = slice(start, min(start + _SUM_BLOCK, high))
+            here = total[: block.stop - start]
+            here[:] = 0.0
+            for weights, weight in others:
+                loop(here, 1.0, weight, weights[block], 0.0, None, 1.0, None)
+            loop(here, 1.0, last_weight, last[block], 0.0, None, mass, out[block])
+
+    _in_parts(part, size)
+    return frozen(out)
+
+
 def is_compiled() -> bool:
     """Return whether large models go through the compiled loop here."""
     return _compiled() is not None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, NewType, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+_HASHED_AT_ONCE = 1 << 22  # values
 
 LearnerId = NewType("LearnerId", str)
 
@@ -176,5 +179,16 @@ def dense(model: Model) -> Vector:
 
 
 def digest(weights: Vector) -> str:
-    """Return the identity of a model: SHA-256 over its little-endian float32 bytes."""
-    return hashlib.sha256(np.ascontiguousarray(weights, dtype="<f4").data).hexdigest()
+    """Return the identity of a model: SHA-256 over its little-endian float32 bytes.
+
+    Of a model with more than four million values: over the SHA-256 of each four million in turn,
+    which two cores find in half the time.
+    """
+    values = np.ascontiguousarray(weights, dtype="<f4")
+    if values.size <= _HASHED_AT_ONCE:
+        return hashlib.sha256(values.data).hexdigest()
+    starts = range(0, values.size, _HASHED_AT_ONCE)
+    parts = [values[start : start + _HASHED_AT_ONCE].data for start in starts]
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda part: hashlib.sha256(part).digest(), parts)
+        return hashlib.sha256(b"".join(found)).hexdigest()

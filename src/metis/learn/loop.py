@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +22,11 @@ class Loop:
 
     together = False
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(
+        self, bench: Workbench, pulse: Callable[[int], None] = lambda num_steps: None
+    ) -> None:
         self._bench = bench
+        self._pulse = pulse  # told after each step how many of the task are done
 
     def new_optimizer(self, version: int, kept: object | None) -> torch.optim.Optimizer:
         optimizer = new_optimizer(self._bench.training, self._bench.module, version)
@@ -85,6 +88,7 @@ class Loop:
                             anchors,
                         )
                     )
+                    self._pulse(run.num_done + len(losses))
         return torch.stack(losses)
 
 

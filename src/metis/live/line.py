@@ -11,11 +11,23 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from metis.core.types import Counts, Profile
+from metis.store.packets import Piece
 
 #: Goes up with every change that older sites or controllers would not understand.
 PROTOCOL = 1
 
 _CHUNK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Charter:
+    """What a federation is, told to a site before it makes its learner."""
+
+    protocol: int
+    config: str  # as TOML: what every site must agree on
+    layout: str  # digest
+    num_classes: int
+    federation: str  # tells this one from an earlier one in the same place
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +45,10 @@ class Hello:
 class Welcome:
     """What a site is told when it has joined."""
 
-    lease_seconds: float  # without progress for so long, a task is given to somebody else
+    lease_seconds: float  # without progress for so long, a task is given up
     committed_steps: int
+    federation: str
+    session: int = 0  # tells one joining of a name from the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """No more orders. If the federation is over, there will never be any."""
+    """No more orders. If it is over for this site there will never be any; else it comes back."""
 
     reason: str
     over: bool
@@ -140,27 +154,33 @@ class Receipt:
 class Line(Protocol):
     """A site's connection to the controller. Raises `LineError` when that cannot be reached."""
 
+    def charter(self) -> Charter: ...
+
     def join(self, hello: Hello) -> Welcome: ...
 
-    def orders(self) -> Iterator[Order]:
-        """Give orders as they come, for as long as the connection lasts."""
+    def orders(self) -> Iterator[Order | None]:
+        """Give orders as they come, for as long as the connection lasts; None now and then."""
         ...
 
-    def fetch(self, item: Item) -> Iterator[bytes]: ...
+    def fetch(self, item: Item) -> Iterator[Piece]: ...
 
     def progress(self, task: int, num_steps: int) -> Standing: ...
 
-    def deliver(self, delivery: Delivery, packet: Iterable[bytes]) -> Receipt: ...
+    def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt: ...
 
-    def fail(self, task: int, reason: str) -> None: ...
+    def fail(self, task: int, reason: str, traceback: str = "") -> None: ...
 
     def score(self, evaluation: int, counts: Counts | None) -> None: ...
 
     def leave(self, withdraw: bool) -> None: ...
 
 
-def pieces(packet: bytes) -> Iterator[bytes]:
-    """Give a packet in chunks that a transport can carry."""
-    view = memoryview(packet)
-    for start in range(0, len(view), _CHUNK):
-        yield bytes(view[start : start + _CHUNK])
+def pieces(*parts: Piece) -> Iterator[Piece]:
+    """Give a packet, or its parts one after the other, in chunks that a transport can carry.
+
+    They are views: nothing is copied before the transport does.
+    """
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), _CHUNK):
+            yield view[start : start + _CHUNK]

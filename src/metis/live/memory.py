@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from metis.core.types import Counts, LearnerId
 from metis.live.line import (
+    Charter,
     Delivery,
     Hello,
     Item,
@@ -15,6 +16,7 @@ from metis.live.line import (
     Welcome,
 )
 from metis.live.service import Service
+from metis.store.packets import Piece
 
 
 class MemoryLine:
@@ -23,26 +25,30 @@ class MemoryLine:
     def __init__(self, service: Service, learner: LearnerId) -> None:
         self._service = service
         self._learner = learner
+        self._session = 0
+
+    def charter(self) -> Charter:
+        return self._service.charter()
 
     def join(self, hello: Hello) -> Welcome:
-        return self._service.join(self._learner, hello)
+        welcome = self._service.join(self._learner, hello)
+        self._session = welcome.session
+        return welcome
 
-    def orders(self) -> Iterator[Order]:
-        for order in self._service.orders(self._learner, wait_seconds=0.1):
-            if order is not None:
-                yield order
+    def orders(self) -> Iterator[Order | None]:
+        return self._service.orders(self._learner, self._session, wait_seconds=0.1)
 
-    def fetch(self, item: Item) -> Iterator[bytes]:
+    def fetch(self, item: Item) -> Iterator[Piece]:
         return self._service.fetch(self._learner, item)
 
     def progress(self, task: int, num_steps: int) -> Standing:
         return self._service.progress(self._learner, task, num_steps)
 
-    def deliver(self, delivery: Delivery, packet: Iterable[bytes]) -> Receipt:
+    def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
         return self._service.deliver(self._learner, delivery, packet)
 
-    def fail(self, task: int, reason: str) -> None:
-        self._service.fail(self._learner, task, reason)
+    def fail(self, task: int, reason: str, traceback: str = "") -> None:
+        self._service.fail(self._learner, task, reason, traceback)
 
     def score(self, evaluation: int, counts: Counts | None) -> None:
         self._service.score(self._learner, evaluation, counts)

@@ -8,6 +8,7 @@ from metis.codecs.dense import Dense
 from metis.core.codec import Codec
 from metis.core.errors import ModelError
 from metis.core.types import Vector, dense
+from metis.store.packets import Piece
 
 
 @dataclass(slots=True)
@@ -18,7 +19,7 @@ class Mirror:
     codec: Codec  # of downloads
     oldest: int = -1  # version of `base`; -1: nothing is held
     base: Vector | None = None
-    packets: dict[int, bytes] = field(default_factory=dict)  # of the versions that follow
+    packets: dict[int, Piece] = field(default_factory=dict)  # of the versions that follow
     made: tuple[int, Vector] | None = None  # the version made last, since it is wanted most
 
     @property
@@ -28,13 +29,13 @@ class Mirror:
             return None
         return self.oldest, self.oldest + len(self.packets)
 
-    def take_snapshot(self, version: int, packet: bytes) -> None:
+    def take_snapshot(self, version: int, packet: Piece) -> None:
         """Start anew from a whole model."""
         self.base = self.snapshot.decode(packet)
         self.oldest, self.packets = version, {}
         self.made = (version, self.base)
 
-    def take_packet(self, version: int, packet: bytes) -> None:
+    def take_packet(self, version: int, packet: Piece) -> None:
         """Take what tells a version from the newest one held. A second time changes nothing."""
         held = self.holds
         if held is not None and version <= held[1]:

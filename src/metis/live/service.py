@@ -1,8 +1,6 @@
-"""The federation in real time: sites call in, one at a time, and the controller is told.
+"""A federation that sites call: thread-safe, one caller at a time.
 
-Whatever changes the controller is a record of the journal first, on disk, and the packet that
-belongs to it too; only then is it acknowledged. So a service that was killed finds all that it ever
-acknowledged, feeds it to a new controller, and goes on. See `recover`.
+What is told to the controller is told in the order of turns. Packets travel outside of them.
 """
 
 from __future__ import annotations
@@ -10,421 +8,382 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain
 
-from metis.codecs.dense import Dense
-from metis.core.codec import Codec, Published
-from metis.core.controller import Controller
-from metis.core.errors import HandshakeError, ModelError
+from metis.codecs.packet import checksum_of
+from metis.core.errors import HandshakeError, JournalError, MetisError, ModelError, RunError
 from metis.core.events import (
     Arrived,
-    Command,
-    Evaluate,
     EvaluationExpired,
-    Event,
     Failed,
     Joined,
     Left,
-    Publish,
-    Refuse,
     Scored,
     TaskExpired,
-    Train,
 )
-from metis.core.types import Counts, Layout, LearnerId, Model, Task, Update, dense
+from metis.core.types import Counts, LearnerId, Model, Task, Update
+from metis.live.desk import Attendee, Desk, Terms, refusal_of
+from metis.live.ledger import Ledger, Settled
 from metis.live.line import (
     PROTOCOL,
+    Charter,
     Delivery,
-    EvaluateOrder,
     Farewell,
     Hello,
     Item,
-    ModelOf,
     Order,
-    PacketOf,
     Receipt,
-    Refusal,
-    SnapshotOf,
     Standing,
-    TrainOrder,
-    UpdateOf,
     Welcome,
-    pieces,
 )
-from metis.runtime.journal import (
-    Journal,
-    Record,
-    evaluate_record,
-    event_record,
-    record_event,
-    refuse_record,
-    task_record,
-    version_record,
-)
-from metis.runtime.post import Mail, Post, packet_digest
-from metis.store.packets import Packets
+from metis.live.overview import Overview, overview_of
+from metis.live.shelf import found_for
+from metis.runtime.journal import Journal, Record
+from metis.runtime.post import packet_digest
+from metis.store.packets import Held, Packets, Piece
 
-_SLACK_BYTES = 4096  # that a packet may be longer than the model as it is
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a federation is told once and never changes."""
-
-    layout: Layout
-    config: str  # digest of what every site must agree on
-    upload: Codec
-    lease_seconds: float
-    deadline_seconds: float
-    max_versions: int | None = None
-
-
-@dataclass(slots=True)
-class Watch:
-    """When somebody must have been heard of, and how far they were then."""
-
-    until: float
-    num_steps: int = 0
-
-
-@dataclass(slots=True)
-class Attendee:
-    """A learner as the service sees it now."""
-
-    orders: queue.SimpleQueue[Order] = field(default_factory=queue.SimpleQueue)
-    listening: int = 0  # counts connections, so that an old one ends when a new one comes
+_NOT_OPEN = "no such task is open for this learner"
+_GROUP_CHARACTERS = 64
+_QUIET_SECONDS = 10.0  # between two notes that one learner was turned away
+_MANY = 1000  # refusals that are remembered
+_MOST = 1 << 40  # examples or steps that anybody can have
 
 
 class Service:
-    """Thread-safe. Calls take their turn; what they tell the controller is told in that order."""
+    """Any thread may call any method."""
 
     def __init__(
         self,
         terms: Terms,
-        controller: Controller,
+        ledger: Ledger,
         packets: Packets,
         journal: Journal,
         clock: Callable[[], float],
+        save: Callable[[Ledger], None] = lambda ledger: None,
+        federation: str = "",
     ) -> None:
         self.terms = terms
-        self.controller = controller
-        self.journal = journal
-        self._packets = packets
-        self._clock = clock
-        self._began = clock()
-        self._post = Post(terms.upload, Dense(terms.layout).num_bytes)
-        self._mail = Mail()
+        self.federation = federation
+        self.crl_number = ledger.crl_number
+        self._desk = Desk(terms, ledger, packets, journal, clock)
         self._turn = threading.RLock()
-        self._sites: dict[LearnerId, Attendee] = {}
-        self._leases: dict[int, Watch] = {}
-        self._deadlines: dict[int, Watch] = {}
-        self._answered: dict[int, tuple[LearnerId, str]] = {}  # task -> who, digest of the packet
-        self._arrived: dict[int, tuple[Model, int]] = {}  # being judged: the model, its bytes
-        self._snapshots: dict[int, bytes] = {}
-        self.over: str | None = None
+        self._save = save
+        self._saved = clock()
+        self._save_took = 0.0
+        self._told: dict[tuple[LearnerId, str], float] = {}  # when a refusal was noted
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._desk.ledger
+
+    @property
+    def journal(self) -> Journal:
+        return self._desk.journal
+
+    @property
+    def over(self) -> str | None:
+        """Why there will be no more orders; None as long as there will be."""
+        return self._desk.ledger.over
+
+    @property
+    def broken(self) -> MetisError | None:
+        """Why nothing can be acknowledged any more; such a service must be started anew."""
+        return self._desk.broken
 
     # ---- what sites call ----------------------------------------------------------------------
 
+    def charter(self) -> Charter:
+        terms = self.terms
+        return Charter(
+            PROTOCOL, terms.config_text, terms.layout.digest, terms.num_classes, self.federation
+        )
+
     def join(self, learner: LearnerId, hello: Hello) -> Welcome:
         """Take a site in, or back. Raises HandshakeError if it is not of this federation."""
-        self._check(hello)
+        fault = _fault(hello, self.terms)
         with self._turn:
-            if hello.holds is None:
-                self._mail.holds.pop(learner, None)
-            else:
-                self._mail.holds[learner] = hello.holds
-            self._site(learner).orders = queue.SimpleQueue()  # all that is open is ordered again
-            self._tell(Joined(hello.profile))
+            if fault is not None:
+                self._refused("handshake refused", learner, fault)
+                raise HandshakeError(fault)
+            site = self._heard(learner)
+            self.ledger.mail.hold(learner, hello.holds)
+            site.orders = queue.SimpleQueue()  # all that is open is ordered again
+            site.session += 1
+            self._desk.tell(Joined(hello.profile), holds=hello.holds)
             if self.over is not None:
-                self._site(learner).orders.put(Farewell(self.over, over=True))
-            return Welcome(self.terms.lease_seconds, self.controller.committed_steps)
+                site.orders.put(Farewell(self.over, over=True))
+            return Welcome(
+                self.terms.lease_seconds,
+                self.ledger.controller.committed_steps,
+                self.federation,
+                site.session,
+            )
 
-    def orders(self, learner: LearnerId, wait_seconds: float = 1.0) -> Iterator[Order | None]:
+    def orders(
+        self, learner: LearnerId, session: int | None = None, wait_seconds: float = 1.0
+    ) -> Iterator[Order | None]:
         """Give a site its orders as they come; None when there was none for a while.
 
-        Ends when the site listens anew, or there will be no more orders.
+        `session` is what it was told when it joined (None: whatever that was). Ends when the name
+        joins anew, or there will be no more orders.
         """
-        site = self._site(learner)
+        site = self._desk.site(learner)
         with self._turn:
-            site.listening += 1
-            mine = site.listening
-        while site.listening == mine:
+            mine = site.orders if session in (None, site.session) else None
+        while mine is not None and site.orders is mine:
             try:
-                order = site.orders.get(timeout=wait_seconds)
+                order = mine.get(timeout=wait_seconds)
             except queue.Empty:
                 yield None
                 continue
+            if isinstance(order, Farewell):
+                site.knows = order.over  # before: whoever hears it may hang up at once
             yield order
             if isinstance(order, Farewell):
                 return
+        # A site that lost its connection does not hear this; another process of its name does.
+        yield Farewell("this name has joined from somewhere else", over=True)
 
-    def fetch(self, learner: LearnerId, item: Item) -> Iterator[bytes]:
+    def fetch(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
         """Give what an order named, piece by piece. ModelError if it is not there any more."""
         with self._turn:
-            source = self._source(item)
-        yield from source
+            self._heard(learner)
+            task = self.ledger.controller.task_of.get(learner)
+            found = found_for(self._desk.ledger.controller, learner, item)
+        try:
+            yield from self._renewing(task, self._desk.shelf.pieces_of(found))
+        except JournalError as error:
+            raise ModelError(f"it is not kept any more: {error}") from None
 
     def progress(self, learner: LearnerId, task: int, num_steps: int) -> Standing:
         """Hear how far a task is. Only progress renews its lease."""
         with self._turn:
-            is_open = self.controller.task_of.get(learner) == task
-            watch = self._leases.get(task)
+            self._heard(learner)
+            controller = self.ledger.controller
+            is_open = controller.task_of.get(learner) == task
+            watch = self._desk.leases.get(task)
             if is_open and watch is not None and num_steps > watch.num_steps:
                 watch.num_steps = num_steps
-                watch.until = self._clock() + self.terms.lease_seconds
-            return Standing(self.controller.committed_steps, is_open)
+                watch.until = self._desk.clock() + self.terms.lease_seconds
+            return Standing(controller.committed_steps, is_open)
 
-    def deliver(self, learner: LearnerId, delivery: Delivery, packet: Iterable[bytes]) -> Receipt:
-        """Take an answer. When this returns, it is on disk, or was turned down for a reason."""
+    def deliver(self, learner: LearnerId, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
+        """Take an answer. When this returns, it is on disk, or was turned down for a reason.
+
+        A line that goes down half-way is a LineError out of `packet`, and changes nothing.
+        """
         number = delivery.task
+        task = self._expected(learner, number)
+        if isinstance(task, Receipt):
+            return task
+        received = self._received(task, packet)
+        more = {} if isinstance(received, str) else self._about(received[0])
         with self._turn:
-            if number in self._answered:
-                return self._again(learner, number)
-            task = self.controller.tasks.get(number)
-        if task is None or task.learner != learner:
-            # Not worth a byte of the disk, but the controller says why, and may take it back in.
-            with self._turn:
-                self._tell(Failed(learner, number, "its task is not open"))
-            return Receipt(False, "no such task is open for this learner")
-        name = f"task-{number}"
-        try:
-            self._packets.put(name, packet, self._post.snapshot_bytes + _SLACK_BYTES)
-            content = self._packets.get(name)
-            model = self.terms.upload.decode(content, task.start.weights)
-        except ModelError as error:
-            with self._turn:
-                self._packets.drop(name)
-                self._tell(Failed(learner, number, str(error)))
-            return Receipt(False, str(error))
-        digest = packet_digest(content)
-        with self._turn:
-            if number in self._answered:  # sent twice at once
-                return self._again(learner, number)
-            update = _update(learner, delivery, model)
-            self._answered[number] = (learner, digest)
-            self._arrived[number] = (model, len(content))
-            self._tell(Arrived(update), bytes_up=len(content), digest=digest)
-        return Receipt(True)
+            again = self._expected(learner, number)
+            if isinstance(again, Receipt):  # sent twice at once, or too late by now
+                if not isinstance(received, str):
+                    self._desk.shelf.discard(received[0])
+                return again
+            if isinstance(received, str):
+                return self._settle(learner, number, Failed(learner, number, received))
+            held, model = received
+            with self._desk.or_broken():
+                self._desk.shelf.keep_update(number, held)
+            self.ledger.arrived[number] = len(held.content)
+            arrived = Arrived(_update(learner, delivery, model))
+            return self._settle(learner, number, arrived, **more)
 
-    def fail(self, learner: LearnerId, task: int, reason: str) -> None:
-        """Hear that a task came to nothing."""
+    def fail(self, learner: LearnerId, task: int, reason: str, traceback: str = "") -> None:
+        """Hear that a task came to nothing, why and, if a site wants to share it, where."""
+        more = {"traceback": traceback} if traceback else {}
         with self._turn:
-            self._tell(Failed(learner, task, reason))
+            if isinstance(self._expected(learner, task), Task):
+                self._desk.leases.pop(task, None)
+                self._desk.tell(Failed(learner, task, reason), **more)
 
     def score(self, learner: LearnerId, evaluation: int, counts: Counts | None) -> None:
         """Hear what a judge counted. Anybody else's answer, or a second one, changes nothing."""
         with self._turn:
-            ticket = self.controller.evaluations.get(evaluation)
+            self._heard(learner)
+            ticket = self.ledger.controller.evaluations.get(evaluation)
             if ticket is not None and ticket.waiting_for[evaluation] == learner:
-                self._tell(Scored(evaluation, counts))
+                asked = self._desk.deadlines.pop(evaluation, None)
+                waited = None if asked is None else round(self._desk.clock() - asked.since, 4)
+                self._desk.tell(Scored(evaluation, counts), judge=learner, wall_waited=waited)
 
     def leave(self, learner: LearnerId, withdraw: bool) -> None:
         with self._turn:
-            self._tell(Left(learner, withdraw))
+            self._heard(learner)
+            self._desk.leases.pop(self.ledger.controller.task_of.get(learner, 0), None)
+            self._desk.tell(Left(learner, withdraw))
+            # Its process, if there is one, would only join again.
+            self._desk.site(learner).orders.put(Farewell("this site has left", over=True))
 
-    # ---- what the clock calls -----------------------------------------------------------------
+    # ---- what keepers of a service call -------------------------------------------------------
 
     def look_at_the_clock(self) -> None:
         """Give up on what has not been heard of for too long. To be called now and then."""
         with self._turn:
-            now = self._clock()
-            for task in [task for task, watch in self._leases.items() if watch.until <= now]:
-                del self._leases[task]
-                self._tell(TaskExpired(task))
-            for number in [n for n, watch in self._deadlines.items() if watch.until <= now]:
-                del self._deadlines[number]
-                self._tell(EvaluationExpired(number))
+            now = self._desk.clock()
+            for task in [task for task, watch in self._desk.leases.items() if watch.until <= now]:
+                del self._desk.leases[task]
+                self._desk.tell(TaskExpired(task))
+            for number in [n for n, watch in self._desk.deadlines.items() if watch.until <= now]:
+                del self._desk.deadlines[number]
+                self._desk.tell(EvaluationExpired(number))
+            limit, every = self.terms.max_seconds, self.terms.checkpoint_seconds
+            if limit is not None and self._desk.now() >= limit:
+                self._desk.end("seconds", over=True)
+            # However large the model, no more than a twentieth of the time goes into checkpoints.
+            if every and now - self._saved > max(every, 20 * self._save_took):
+                self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write all that a restart needs, so that it need not read the journal from the start."""
+        with self._turn:
+            if self._desk.broken is not None:
+                return
+            began = self._desk.clock()
+            ledger = self.ledger
+            ledger.seconds, ledger.crl_number = self._desk.now(), self.crl_number
+            with self._desk.or_broken():
+                self._save(ledger)
+                if not self.terms.keep_updates:
+                    self._desk.shelf.keep_updates(ledger.arrived)
+            self._saved = self._desk.clock()
+            self._save_took = self._saved - began
 
     def end(self, reason: str, over: bool) -> None:
         """Send everybody home. If it is not over, they are to come back."""
         with self._turn:
-            if over and self.over is None:
-                self.over = reason
-                self.journal.write("end", self._now(), reason=reason)
-            self.journal.sync()
-            for site in self._sites.values():
-                site.orders.put(Farewell(reason, over))
+            self._desk.end(reason, over)
 
-    # ---- the controller -----------------------------------------------------------------------
+    def everybody_knows(self) -> bool:
+        """Whether all members have heard that the federation is over."""
+        with self._turn:
+            members = self.ledger.controller.members
+            return all(self._desk.site(learner).knows for learner in members)
 
-    def _tell(self, event: Event, **more: object) -> None:
-        """Write an event down, then tell the controller, then do what it says."""
-        if self.over is not None:
-            return
-        kind, fields = event_record(event)
-        self.journal.write(kind, self._now(), **fields, **more)
-        self.journal.sync()
-        self._obey(self.controller.handle(event))
-        self._end_if_due()
+    def audit(self, what: str, who: str, reason: str) -> None:
+        """Note for good that somebody was turned away, or what else a keeper may be asked about."""
+        self.note("audit", what=what, who=who, reason=reason[:500])
 
-    def _end_if_due(self) -> None:
-        limit = self.terms.max_versions
-        if limit is not None and self.controller.current.version >= limit:
-            self.end("versions", over=True)
+    def note(self, kind: str, **fields: object) -> None:
+        """Write down what is no event of the federation; it is on disk when this returns."""
+        with self._turn:
+            self._desk.note(kind, **fields)
 
-    def recover(self, records: Iterable[Record]) -> None:
-        """Take up a journal that ends with an event: all its events are told again.
+    def recover(self, records: Iterable[Record]) -> int:
+        """Take up what a journal tells after the ledger was saved; return how many events."""
+        with self._turn:
+            return self._desk.recover(records)
 
-        Nothing is written of the past, but what the last event leads to: of that, nothing may have
-        been written yet.
-        """
-        events = [record for record in records if record["kind"] in EVENTS]
-        for position, record in enumerate(events):
-            event = record_event(record, self._stored)
-            assert event is not None
-            if isinstance(event, Arrived):
-                update = event.update
-                self._answered[update.task] = (update.learner, record["digest"])
-                self._arrived[update.task] = (update.weights, record["bytes_up"])
-            last = position == len(events) - 1
-            self._obey(self.controller.handle(event), quiet=not last)
-        self._end_if_due()
-        now = self._clock()
-        self._leases = {n: Watch(now + self.terms.lease_seconds) for n in self.controller.tasks}
-        self._deadlines = {
-            n: Watch(now + self.terms.deadline_seconds) for n in self.controller.evaluations
-        }
+    def overview(self) -> Overview:
+        with self._turn:
+            return overview_of(self._desk)
 
-    def _stored(self, record: Record) -> Model:
-        task = self.controller.tasks.get(record["task"])
-        base = self.controller.current.weights if task is None else task.start.weights
-        return self.terms.upload.decode(self._packets.get(f"task-{record['task']}"), base)
+    # ---- answers ------------------------------------------------------------------------------
 
-    def _obey(self, commands: Iterable[Command], quiet: bool = False) -> None:
-        for command in commands:
-            match command:
-                case Publish():
-                    self._publish(command, quiet)
-                case Train(task):
-                    self._hand_out(task, quiet)
-                case Evaluate():
-                    self._ask(command, quiet)
-                case Refuse(learner, number, reason):
-                    self._settled(number)
-                    self._write(quiet, "refuse", refuse_record(command))
-                    self._site(learner).orders.put(Refusal(number, reason))
+    def _expected(self, learner: LearnerId, number: int) -> Task | Receipt:
+        """Return the open task that an answer is for, or what to say if there is none."""
+        with self._turn:
+            self._heard(learner)
+            if self.over is not None:
+                return Receipt(False, f"the federation is over: {self.over}")
+            settled = self.ledger.answered.get(learner)
+            if settled is not None and settled.task == number:  # the site did not hear so
+                return Receipt(not settled.refused, settled.refused)
+            task = self.ledger.controller.tasks.get(number)
+            if task is not None and task.learner == learner:
+                return task
+            if self.ledger.controller.lost.get(learner) == number:  # late: it is taken back in
+                commands = self._desk.tell(Failed(learner, number, "its task is not open"))
+                return Receipt(False, refusal_of(commands, number) or _NOT_OPEN)
+            self._refused("answer refused", learner, f"task {number}: {_NOT_OPEN}")
+            return Receipt(False, _NOT_OPEN)
 
-    def _publish(self, command: Publish, quiet: bool) -> None:
-        community = self.controller.community
-        packet = community.packet if isinstance(community, Published) else None
-        version = command.snapshot.version
-        self._post.publish(self._mail, version, packet)
-        if packet is not None:
-            self._packets.put(f"version-{version}", [packet], len(packet))
-            kept = {f"version-{number}" for number in self._mail.packets}
-            for name in self._packets.names() - kept:
-                if name.startswith("version-"):
-                    self._packets.drop(name)
-        for fold in command.folds:
-            self._settled(fold.task)
-        self._write(quiet, "version", version_record(command, packet))
+    def _received(self, task: Task, packet: Iterable[Piece]) -> tuple[Held, Model] | str:
+        """Return a packet and the model in it, or what is wrong with them."""
+        shelf = self._desk.shelf
+        try:
+            held = shelf.take(self._renewing(task.number, packet))
+        except RunError as error:  # the disk: whoever comes next would not fare better
+            self._desk.broken = error
+            raise
+        except ModelError as error:
+            return str(error)
+        try:
+            return held, self.terms.upload.decode(held.content, task.start.weights)
+        except ModelError as error:
+            shelf.discard(held)
+            return str(error)
 
-    def _hand_out(self, task: Task, quiet: bool) -> None:
-        route = self._post.to_learner(self._mail, task.learner, task.start.version)
-        items: tuple[Item, ...] = tuple(PacketOf(number) for number in route.packets)
-        if route.whole:
-            items = (SnapshotOf(task.start.version),)
-        self._leases[task.number] = Watch(self._clock() + self.terms.lease_seconds)
-        self._write(quiet, "task", task_record(task, route.num_bytes))
-        self._site(task.learner).orders.put(
-            TrainOrder(
-                task.number,
-                task.start.version,
-                task.committed_steps,
-                task.max_steps,
-                task.ordinal,
-                items,
-            )
-        )
+    def _about(self, held: Held) -> dict[str, object]:
+        """Return what a journal says of a packet: enough to know it again."""
+        about: dict[str, object] = {"bytes_up": len(held.content)}
+        about["checksum"] = checksum_of(held.content)
+        if self.terms.keep_updates:
+            about["digest"] = packet_digest(held.content)  # for a replay to verify
+        return about
 
-    def _ask(self, command: Evaluate, quiet: bool) -> None:
-        _, packet_bytes = self._arrived[command.task]
-        route = self._post.to_judge(self._mail, command.judge, command.base_version, packet_bytes)
-        items: tuple[Item, ...] = (ModelOf(command.task),)
-        if not route.whole:
-            items = (*(PacketOf(number) for number in route.packets), UpdateOf(command.task))
-        number = command.evaluation
-        self._deadlines[number] = Watch(self._clock() + self.terms.deadline_seconds)
-        self._write(quiet, "evaluate", evaluate_record(command, route.num_bytes))
-        self._site(command.judge).orders.put(
-            EvaluateOrder(number, command.task, command.base_version, items)
-        )
+    def _settle(
+        self, learner: LearnerId, number: int, event: Arrived | Failed, **more: object
+    ) -> Receipt:
+        self._desk.leases.pop(number, None)
+        self.ledger.answered[learner] = Settled(number)  # before a checkpoint can be made
+        refused = refusal_of(self._desk.tell(event, **more), number) or ""
+        self.ledger.answered[learner] = Settled(number, refused)
+        return Receipt(not refused, refused)
+
+    def _renewing(self, task: int | None, chunks: Iterable[Piece]) -> Iterator[Piece]:
+        """Give chunks as they come; that they come is progress."""
+        for chunk in chunks:
+            self._renew(task if len(chunk) else None)
+            yield chunk
+            self._renew(task if len(chunk) else None)  # when it has been taken
+
+    def _renew(self, task: int | None) -> None:
+        watch = None if task is None else self._desk.leases.get(task)
+        if watch is not None:
+            watch.until = self._desk.clock() + self.terms.lease_seconds
+
+    def _refused(self, what: str, learner: LearnerId, reason: str) -> None:
+        """Note that a learner was turned away, but not so often that it fills the disk."""
+        now, told = self._desk.clock(), self._told.get((learner, reason))
+        if told is None or now - told > _QUIET_SECONDS:
+            if len(self._told) > _MANY:
+                self._told.clear()
+            self._told[learner, reason] = now
+            self.audit(what, learner, reason)
 
     # ---- small facts --------------------------------------------------------------------------
 
-    def _check(self, hello: Hello) -> None:
-        for what, theirs, ours in (
-            ("protocol", hello.protocol, PROTOCOL),
-            ("model layout", hello.layout, self.terms.layout.digest),
-            ("config", hello.config, self.terms.config),
-        ):
-            if theirs != ours:
-                raise HandshakeError(
-                    f"this site has {what} {theirs}, the controller has {ours}: they must be equal"
-                )
-
-    def _again(self, learner: LearnerId, task: int) -> Receipt:
-        """Answer a delivery that is here already: the site did not hear so."""
-        if self._answered[task][0] == learner:
-            return Receipt(True)
-        return Receipt(False, "no such task is open for this learner")
-
-    def _settled(self, task: int) -> None:
-        """An update was folded or refused: no judge will ask for it again."""
-        self._arrived.pop(task, None)
-
-    def _source(self, item: Item) -> Iterator[bytes]:
-        match item:
-            case PacketOf(version):
-                return self._packets.chunks(f"version-{version}")
-            case UpdateOf(task):
-                return self._packets.chunks(f"task-{task}")
-            case ModelOf(task):
-                if task not in self._arrived:
-                    raise ModelError(f"the update of task {task} is not judged any more")
-                return pieces(self._as_packet(self._arrived[task][0]))
-            case SnapshotOf(version):
-                return pieces(self._snapshot(version))
-
-    def _snapshot(self, version: int) -> bytes:
-        """Return a version as a packet, made once for all who start from it."""
-        if version not in self._snapshots:
-            starts = chain(
-                [self.controller.current], (t.start for t in self.controller.tasks.values())
-            )
-            found = {start.version: start.weights for start in starts}
-            if version not in found:
-                raise ModelError(f"version {version} is not handed out any more")
-            self._snapshots = {n: p for n, p in self._snapshots.items() if n in found}
-            self._snapshots[version] = self._as_packet(found[version])
-        return self._snapshots[version]
-
-    def _as_packet(self, model: Model) -> bytes:
-        weights = dense(model)
-        return Dense(self.terms.layout).encode(weights, weights)[0]
-
-    def _site(self, learner: LearnerId) -> Attendee:
-        return self._sites.setdefault(learner, Attendee())
-
-    def _now(self) -> float:
-        return self._clock() - self._began
-
-    def _write(self, quiet: bool, kind: str, fields: Record) -> None:
-        if not quiet:
-            self.journal.write(kind, self._now(), **fields)
+    def _heard(self, learner: LearnerId) -> Attendee:
+        if self._desk.broken is not None:
+            raise self._desk.broken
+        site = self._desk.site(learner)
+        site.heard = self._desk.clock()
+        return site
 
 
-#: The records that are events; all others follow from them.
-EVENTS = {
-    "join",
-    "leave",
-    "arrive",
-    "fail",
-    "score",
-    "task-expired",
-    "evaluation-expired",
-}
+def _fault(hello: Hello, terms: Terms) -> str | None:
+    """Return why a site is not of this federation, if it is not."""
+    for what, theirs, ours in (
+        ("protocol", hello.protocol, PROTOCOL),
+        ("model layout", hello.layout, terms.layout.digest),
+        ("config", hello.config, terms.config),
+    ):
+        if theirs != ours:
+            said = ascii(theirs)[1:-1][:40] if isinstance(theirs, str) else theirs
+            return f"this site has {what} {said}, the controller has {ours}: they must be equal"
+    profile = hello.profile
+    if not 1 <= profile.num_examples <= _MOST or not 1 <= profile.steps_per_epoch <= _MOST:
+        return (
+            f"this site has {profile.num_examples} examples in {profile.steps_per_epoch} steps: "
+            "it needs at least one of each"
+        )
+    if len(profile.group) > _GROUP_CHARACTERS or not profile.group.isprintable():
+        return f"the group of this site is no word of at most {_GROUP_CHARACTERS} characters"
+    return None
 
 
 def _update(learner: LearnerId, delivery: Delivery, model: Model) -> Update:

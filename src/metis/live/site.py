@@ -1,45 +1,45 @@
 """A learner's site: it joins, trains and judges as it is ordered, and comes back when cut off.
 
-Training and judging have a thread each, so that a score never waits for an epoch to end. What must
-outlive the process (the learner's history, what its packets left out, an answer not yet taken) is
-told to `keep` before anything is said that cannot be unsaid.
+Training and judging have a thread each, so that a score never waits for an epoch to end; a third
+tells of steps within an epoch, so that a lease need not be longer than one. What must outlive the
+process (the learner's history, what its packets left out, an answer not yet taken) is told to
+`keep` before anything is said that cannot be unsaid.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
+import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from metis.core.codec import Codec
-from metis.core.errors import LineError, ModelError
+from metis.core.errors import HandshakeError, LineError, MetisError, ModelError
 from metis.core.local_run import Learners, LocalRun, Trigger
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Vector, dense
+from metis.live.library import Library
 from metis.live.line import (
     PROTOCOL,
     Delivery,
     EvaluateOrder,
     Farewell,
     Hello,
-    Item,
     Line,
-    ModelOf,
     Order,
-    PacketOf,
     Receipt,
     Refusal,
-    SnapshotOf,
     TrainOrder,
-    UpdateOf,
+    Welcome,
     pieces,
 )
 from metis.live.mirror import Mirror
 
 _LONGEST_WAIT_SECONDS = 30.0
+_SHORTEST_PULSE_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -50,6 +50,17 @@ class Memory:
     residual: Vector | None = None
     learner_state: object = None  # optimizer state carried over, as its trainer tells it
     answer: tuple[Delivery, bytes] | None = None  # trained, not acknowledged yet
+    last_task: int = 0  # the last that was trained to its end
+
+
+@dataclass(slots=True)
+class Pulse:
+    """How many steps of the task at hand are done, told by whoever does them."""
+
+    num_steps: int = 0
+
+    def beat(self, num_steps: int) -> None:
+        self.num_steps = num_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +75,15 @@ class Equipment:
     judge: Learners  # its own module, so that it can be used while the other trains
     upload: Codec
     is_judged: bool  # its own counts are wanted
+    pulse: Pulse = field(default_factory=Pulse)
+
+
+#: Told what happens at a site, in one sentence each.
+News = Callable[[str], None]
 
 
 class Site:
-    """Attends a federation until it is over or `stop` is set."""
+    """Attends a federation until it is over or `stop` is called."""
 
     def __init__(
         self,
@@ -76,18 +92,25 @@ class Site:
         mirror: Mirror,
         memory: Memory,
         keep: Callable[[Memory], None] = lambda memory: None,
+        news: News = lambda sentence: None,
+        share_tracebacks: bool = False,
     ) -> None:
         self._with = equipment
         self._line = line
-        self._mirror = mirror
+        self._library = Library(line, mirror, equipment.upload)
         self._memory = memory
         if memory.learner_state is not None:  # of an earlier life
             equipment.trainer.restore(memory.learner_state)
         self._keep = keep
-        self._mirror_turn = threading.Lock()
+        self._news = news
+        self._share_tracebacks = share_tracebacks
         self._to_train: queue.SimpleQueue[TrainOrder | None] = queue.SimpleQueue()
         self._to_judge: queue.SimpleQueue[EvaluateOrder | None] = queue.SimpleQueue()
+        self._ordered = 0  # the last task that was ordered
         self._at_work: int | None = None  # the task being trained
+        self._num_joins = 0
+        self._federation = ""
+        self._lease_seconds: float | None = None  # not known before it has joined
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self.farewell: Farewell | None = None
@@ -101,7 +124,7 @@ class Site:
         """Work until the federation is over; return its last words."""
         threads = [
             threading.Thread(target=self._guarded, args=(work,), daemon=True)
-            for work in (self._train_all, self._judge_all)
+            for work in (self._train_all, self._judge_all, self._pulse)
         ]
         for thread in threads:
             thread.start()
@@ -127,40 +150,51 @@ class Site:
     # ---- orders -------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while not self._stop.is_set() and self.farewell is None:
-            for _ in self._retried():
-                try:
-                    self._line.join(self._hello())
-                    break
-                except LineError:
-                    continue
+        wait = 0.0
+        while not self._stop.wait(wait * random.uniform(0.5, 1.0)):  # not all of them at once
             try:
+                self._welcomed(self._line.join(self._hello()))
+                wait = 1.0
                 for order in self._line.orders():
-                    self._take(order)
+                    if order is not None:
+                        self._take(order)
                     if self._stop.is_set() or self.farewell is not None:
+                        return
+                    if isinstance(order, Farewell):
                         break
-            except LineError:
-                continue
+            except LineError as error:
+                wait = min(_LONGEST_WAIT_SECONDS, max(0.2, 2 * wait))
+                self._news(f"trying again in {wait:.1f} s: {error}")
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if self._federation not in ("", welcome.federation):
+            raise HandshakeError(
+                "the controller has begun another federation since this site joined: start it anew"
+            )
+        self._federation = welcome.federation
+        self._lease_seconds = welcome.lease_seconds
+        self._num_joins += 1
+        self._news("joined")
 
     def _hello(self) -> Hello:
         equipment = self._with
-        with self._mirror_turn:
-            holds = self._mirror.holds
-        layout = self._mirror.snapshot.layout.digest
-        return Hello(PROTOCOL, layout, equipment.config, equipment.profile, holds)
+        holds = self._library.holds()
+        return Hello(PROTOCOL, self._library.layout, equipment.config, equipment.profile, holds)
 
     def _take(self, order: Order) -> None:
         match order:
             case TrainOrder():
-                if order.task != self._at_work:
-                    self._at_work = order.task
+                if order.task not in (self._ordered, self._memory.last_task):
+                    self._ordered = order.task
                     self._to_train.put(order)
             case EvaluateOrder():
                 self._to_judge.put(order)
             case Refusal():
-                self.refusals.append(order)
+                self._news(f"task {order.task} was refused: {order.reason}")
+                self.refusals = [*self.refusals[-99:], order]
             case Farewell():
-                self.farewell = order
+                self._news(f"farewell: {order.reason}")
+                self.farewell = order if order.over else None
 
     def _retried(self) -> Iterator[int]:
         """Give numbers, each after a longer wait, until the site is to stop."""
@@ -168,7 +202,11 @@ class Site:
         while not self._stop.is_set():
             yield attempt
             attempt += 1
-            self._stop.wait(min(_LONGEST_WAIT_SECONDS, 0.1 * 2**attempt))
+            before = self._num_joins
+            until = time.monotonic() + min(_LONGEST_WAIT_SECONDS, 0.1 * 2 ** min(attempt, 16))
+            while time.monotonic() < until and self._num_joins == before:
+                if self._stop.wait(min(0.2, max(0.0, until - time.monotonic()))):
+                    return
 
     def _insisting(self, say: Callable[..., Any], *what: Any) -> Any:
         """Say something until it is heard; None if the site is to stop."""
@@ -184,19 +222,45 @@ class Site:
     def _train_all(self) -> None:
         if self._memory.answer is not None:  # of an earlier life
             self._deliver()
+        num_failures = 0
         while (order := self._to_train.get()) is not None and not self._stop.is_set():
-            try:
-                self._train(order)
-            except ModelError as error:
-                self._insisting(self._line.fail, order.task, str(error))
-            self._at_work = None
+            if order.task != self._memory.last_task:  # which may have been delivered just now
+                self._with.pulse.beat(0)
+                self._at_work = order.task
+                num_failures = num_failures + 1 if self._try_to_train(order) else 0
+                self._at_work = None
+            # Whoever fails at everything should not do so a thousand times a second.
+            self._stop.wait(min(_LONGEST_WAIT_SECONDS, 2.0**num_failures - 1))
+
+    def _try_to_train(self, order: TrainOrder) -> bool:
+        """Train; return whether that failed. Whatever a trainer raises is told the controller."""
+        me = self._with.name
+        try:
+            self._train(order)
+        except ModelError as error:
+            self._with.trainer.abandon(me)
+            self._say_failed(order.task, str(error), "")
+        except MetisError:
+            raise  # the federation does not want us
+        except Exception as error:
+            self._with.trainer.abandon(me)
+            where = traceback.format_exc() if self._share_tracebacks else ""
+            self._say_failed(order.task, f"{type(error).__name__}: {error}", where)
+        else:
+            return False
+        return True
+
+    def _say_failed(self, task: int, reason: str, where: str) -> None:
+        self._news(f"task {task} failed: {reason}")
+        self._insisting(self._line.fail, task, reason, where)
 
     def _train(self, order: TrainOrder) -> None:
         equipment, memory = self._with, self._memory
         me = equipment.name
-        start = self._insisting(self._fetched_version, order.version, order.items)
+        start = self._insisting(self._library.start_of, order)
         if start is None:
             return
+        self._news(f"task {order.task}: training from version {order.version}")
         task = Task(
             order.task,
             me,
@@ -217,13 +281,16 @@ class Site:
             try:
                 losses = trainer.advance(me, num_steps)
             except FloatingPointError as error:
-                trainer.abandon(me)
                 raise ModelError(str(error)) from None
             run.seconds += time.perf_counter() - began
             steps = run.num_steps + num_steps
             standing = self._insisting(self._line.progress, order.task, steps)
-            if standing is None or not standing.is_open:
+            if standing is None:
                 trainer.abandon(me)
+                return
+            if not standing.is_open:  # we were too slow: say so, to be given other work
+                trainer.abandon(me)
+                self._say_failed(order.task, "its lease ran out while it trained", "")
                 return
             done = run.after_steps(num_steps, losses, standing.committed_steps)
         self._answer(run, trainer.finish(me), cycles)
@@ -246,6 +313,7 @@ class Site:
             counts,
         )
         memory.answer = (delivery, packet)
+        memory.last_task = run.task.number
         memory.cycles = cycles
         memory.residual = residual
         memory.learner_state = equipment.trainer.state()
@@ -260,51 +328,43 @@ class Site:
             lambda: self._line.deliver(delivery, pieces(packet))  # from the start each time
         )
         if receipt is not None:
+            taken = "taken" if receipt.taken else f"not taken: {receipt.reason}"
+            self._news(f"task {delivery.task}: {delivery.num_steps} steps, {taken}")
             self._memory.answer = None
             self._keep(self._memory)
+
+    def _pulse(self) -> None:
+        """Tell of steps while an epoch lasts; what comes of it is heard after the epoch."""
+        told: tuple[int | None, int] = (None, 0)
+        while not self._stop.wait(max(_SHORTEST_PULSE_SECONDS, (self._lease_seconds or 0.0) / 6)):
+            now = (self._at_work, self._with.pulse.num_steps)
+            if now[0] is not None and now != told and now[1] > 0:
+                try:
+                    self._line.progress(now[0], now[1])
+                    told = now
+                except LineError:
+                    continue  # the trainer will find out
 
     # ---- judging ------------------------------------------------------------------------------
 
     def _judge_all(self) -> None:
         me, judge = self._with.name, self._with.judge
         while (order := self._to_judge.get()) is not None and not self._stop.is_set():
+            counts = None
             try:
-                model = self._insisting(self._fetched_update, order)
-            except ModelError:  # it is not there any more, or no good; nobody should wait for us
-                self._insisting(self._line.score, order.evaluation, None)
-                continue
-            if model is None:
-                return
-            (question,) = judge.ask(model, [me])
-            counts = judge.answer(question)
-            self._insisting(self._line.score, order.evaluation, counts)
-
-    # ---- models -------------------------------------------------------------------------------
-
-    def _fetched_version(self, version: int, items: tuple[Item, ...]) -> Vector:
-        with self._mirror_turn:
-            if SnapshotOf(version) in items:
-                packet = b"".join(self._line.fetch(SnapshotOf(version)))
-                self._mirror.take_snapshot(version, packet)
-            return self._made(version)
-
-    def _made(self, version: int) -> Vector:
-        """Return a version, fetching what it takes: also what is yet to be fetched for training."""
-        held = self._mirror.holds
-        if held is None:
-            packet = b"".join(self._line.fetch(SnapshotOf(version)))
-            self._mirror.take_snapshot(version, packet)
-        else:
-            for number in range(held[1] + 1, version + 1):
-                self._mirror.take_packet(number, b"".join(self._line.fetch(PacketOf(number))))
-        return self._mirror.make(version)
-
-    def _fetched_update(self, order: EvaluateOrder) -> Vector:
-        """Return the model to be judged: of its packet if its base can be had, else as a whole."""
-        if UpdateOf(order.task) in order.items:
-            with contextlib.suppress(ModelError):
-                with self._mirror_turn:
-                    base = self._made(order.base_version)
-                packet = b"".join(self._line.fetch(UpdateOf(order.task)))
-                return dense(self._with.upload.decode(packet, base))
-        return self._mirror.snapshot.decode(b"".join(self._line.fetch(ModelOf(order.task))))
+                model = self._insisting(self._library.candidate, order)
+                if model is None:
+                    return
+                (question,) = judge.ask(model, [me])
+                counts = judge.answer(question)
+            except MetisError as error:
+                if not isinstance(error, ModelError):
+                    raise  # the federation does not want us
+                # Not there any more, or no good: nobody should wait for us.
+                self._news(f"evaluation {order.evaluation}: {error}")
+            except Exception as error:
+                self._news(f"evaluation {order.evaluation}: {type(error).__name__}: {error}")
+            try:
+                self._insisting(self._line.score, order.evaluation, counts)
+            except ModelError as error:  # it does not want what we counted
+                self._news(f"evaluation {order.evaluation} was refused: {error}")

@@ -132,8 +132,8 @@ class LiveView:
     def _say(self, record: Record, now: float) -> None:
         """Print a line at the start, then one every few seconds or every tenth of the way."""
         if record["kind"] == "run":
-            learners = f"{len(record['learners']):,} learners"
-            self._print(f"[{self._tally.wall_seconds:6.1f} s] {self._name()}, {learners}")
+            many = f", {len(record['learners']):,} learners" if record["learners"] else ""
+            self._print(f"[{self._tally.wall_seconds:6.1f} s] {self._name()}{many}")
             self._quiet_until = now + _LINE_SECONDS
             return
         progress = self._progress()
@@ -230,12 +230,18 @@ class LiveView:
             return None
         return self._tally.wall_seconds * (1.0 - progress) / progress
 
+    def _is_live(self) -> bool:
+        """Whether this happens in real time: samples are then counted where they are trained on."""
+        return bool(self._tally.run.get("live"))
+
     def _rate(self) -> str:
+        if self._is_live():
+            return f"{self._tally.num_arrived:,} updates"
         return f"{self._tally.samples_trained / max(self._tally.wall_seconds, 1e-3):,.0f} samples/s"
 
     def _score(self) -> str:
         if not self._tally.curve or self._best is None:
-            return "not tested yet"
+            return "no test set here" if self._is_live() else "not tested yet"
         name = "R²" if self._tally.run.get("test_metric") == "r2" else "accuracy"
         return f"{name} {self._tally.curve[-1][2]:.3f} (best {self._best:.3f})"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metis.core.errors import JournalError
-from metis.report.summary import Tally
+from metis.report.summary import Tally, joined_learner
 from metis.runtime.journal import Record, read_journal
 
 
@@ -23,9 +23,13 @@ class Run:
 
     @property
     def learners(self) -> list[Record]:
-        """Return what the journal's first record says of each learner."""
-        listed: list[Record] = self.records[0]["learners"]
-        return listed
+        """Return what the journal says of each learner, in its first record or when it joined."""
+        listed: dict[str, Record] = {one["learner"]: one for one in self.records[0]["learners"]}
+        if not listed:  # a federation in real time
+            for record in self.records:
+                if record["kind"] == "join":
+                    listed.setdefault(record["learner"], joined_learner(record))
+        return list(listed.values())
 
     @property
     def groups(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.run: Record = {}
+        self.learners: dict[str, Record] = {}
         self.virtual_seconds = 0.0
         self.wall_seconds = 0.0
         self.versions = 0
@@ -42,6 +43,9 @@ class Tally:
         match record["kind"]:
             case "run":
                 self.run = record
+                self.learners = {one["learner"]: one for one in record.get("learners", [])}
+            case "join":
+                self.learners.setdefault(record["learner"], joined_learner(record))
             case "task":
                 self.bytes_down += record["bytes_down"]
                 self.num_tasks += record["task"] not in self.tasks
@@ -134,9 +138,21 @@ class Tally:
                     "refused": self.refusals[one["learner"]],
                     "mean_weight": _mean(self.weights[one["learner"]]),
                 }
-                for one in self.run.get("learners", [])
+                for one in self.learners.values()
             },
         }
+
+
+def joined_learner(record: Record) -> Record:
+    """Return what is known of a learner that the first record does not list: in real time nobody
+    knows beforehand who will come, and what they hold is not told."""
+    return {
+        "learner": record["learner"],
+        "group": record["group"],
+        "examples": record["num_examples"],
+        "validation_examples": 0,
+        "holdings": [],
+    }
 
 
 def summarise(records: Iterable[Record]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from metis.core.controller import Controller
 from metis.core.errors import ConfigError, DataError, ModelError
 from metis.core.local_run import Learners, Trigger
 from metis.core.recipes import Recipe
-from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
 from metis.core.types import Layout, LearnerId, Snapshot, digest
 from metis.data.dataset import Dataset
@@ -32,7 +31,7 @@ from metis.learn.flat import as_module, load_into
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
-from metis.runtime.compose import controller_of, recipe_of
+from metis.runtime.compose import controller_of, recipe_of, with_metric
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Record
 from metis.runtime.plugin import absolute, call
@@ -194,19 +193,11 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     What follows from the policy alone (`train.proximal`, `horizon.test_every`) stays open, so that
     a run's config can be used with another policy. Paths become absolute.
     """
-    advice, regression = dataset.advice, dataset.num_classes == 0
-    chosen = recipe_of(config)
+    advice = dataset.advice
+    config = with_metric(config, dataset.num_classes)
+    chosen, validation = recipe_of(config), config.validation
     seconds, versions = config.horizon.limits()
     horizon = replace(config.horizon, seconds=seconds, versions=versions)
-    validation = config.validation
-    if validation.metric is None:
-        validation = replace(validation, metric="inverse_mse" if regression else "micro_f1")
-    if validation.metric not in (ERROR_SCORES if regression else CLASS_SCORES):
-        kind = "a regression" if regression else "a classification"
-        raise ConfigError(
-            f"validation.metric = {validation.metric!r} does not score {kind}; "
-            f"use one of {', '.join(ERROR_SCORES if regression else CLASS_SCORES)}"
-        )
     if chosen.holds_out and validation.fraction == 0:
         raise ConfigError(
             f"validation.fraction = 0, but {config.policy} needs held-out examples; 0.05 is usual"
@@ -247,7 +238,6 @@ def resolve(config: Config, dataset: Dataset) -> Config:
         config,
         data=replace(config.data, name=absolute(config.data.name)),
         horizon=horizon,
-        validation=validation,
         train=train,
         groups=groups,
         model=model,

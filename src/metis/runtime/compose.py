@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from metis.codecs.choose import codec_of
 from metis.config import Config, late_learners
 from metis.core.codec import Published
@@ -9,6 +11,7 @@ from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.recipes import Recipe, Settings, recipe
+from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.types import Layout, Snapshot
 
 
@@ -31,6 +34,21 @@ def recipe_of(config: Config) -> Recipe:
         repair_every=table.repair_every,
     )
     return recipe(config.policy, settings)
+
+
+def with_metric(config: Config, num_classes: int) -> Config:
+    """Return a config whose validation metric is named, and can score what is learned."""
+    validation, regression = config.validation, num_classes == 0
+    if validation.metric is None:
+        metric = "inverse_mse" if regression else "micro_f1"
+        return replace(config, validation=replace(validation, metric=metric))
+    if validation.metric not in (ERROR_SCORES if regression else CLASS_SCORES):
+        kind = "a regression" if regression else "a classification"
+        raise ConfigError(
+            f"validation.metric = {validation.metric!r} does not score {kind}; "
+            f"use one of {', '.join(ERROR_SCORES if regression else CLASS_SCORES)}"
+        )
+    return config
 
 
 def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: int) -> Controller:

@@ -16,4 +16,4 @@ UPDATES = "updates"
 
 def update_path(directory: Path, task: int) -> Path:
     """Return where the update that answered a task is kept."""
-    return directory / UPDATES / f"task-{task:08d}.packet"
+    return directory / UPDATES / f"task-{task}.packet"

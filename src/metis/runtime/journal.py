@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -60,6 +61,7 @@ class Journal:
         self._listeners = listeners
         self._started = time.monotonic()
         self._flushed = 0.0
+        self._path = path
         self._file: IO[bytes] | None = None
         if path is not None:
             try:
@@ -75,21 +77,33 @@ class Journal:
         wall = round(self.wall_seconds, 3)
         record: Record = {"kind": kind, "at": at, **fields, "wall_seconds": wall}
         if self._file is not None:
-            try:
+            with self._as_ours():
                 self._file.write(_AS_JSON(record).encode() + b"\n")
                 if wall - self._flushed > _FLUSH_SECONDS:
                     self._file.flush()
                     self._flushed = wall
-            except OSError as error:
-                raise RunError(f"cannot write {self._file.name}: {error.strerror}") from None
         for listener in self._listeners:
             listener(record)
+
+    def flush(self) -> None:
+        """Let readers see all that was written; it outlives this process, if not a power cut."""
+        if self._file is not None:
+            with self._as_ours():
+                self._file.flush()
 
     def sync(self) -> None:
         """Return when all that was written is on disk."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with self._as_ours():
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _as_ours(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"cannot write {self._path}: {error.strerror}") from None
 
     def position(self) -> tuple[int, float]:
         """Return where the file ends and the seconds worked, for a checkpoint to remember."""
@@ -114,19 +128,21 @@ class Journal:
     def close(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            try:
+            with self._as_ours():
                 file.close()
-            except OSError as error:
-                raise RunError(f"cannot write {file.name}: {error.strerror}") from None
 
 
-def read_journal(path: Path) -> Iterator[Record]:
-    """Yield the records of a journal. Half a last line, as a crash leaves it, is not one."""
+def read_journal(path: Path, start: int = 0) -> Iterator[Record]:
+    """Yield the records of a journal. Half a last line, as a crash leaves it, is not one.
+
+    `start` is a position that a checkpoint remembered.
+    """
     try:
         file = open(path, "rb")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise JournalError(f"{path}: {error.strerror}") from None
     with file:
+        file.seek(start)
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return

@@ -12,6 +12,7 @@ these and the learner's own packet; any other is sent the decoded model.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from metis.codecs.dense import Dense
@@ -27,6 +28,14 @@ class Mail:
     # The oldest and the newest version that a learner has or can make.
     holds: dict[LearnerId, tuple[int, int]] = field(default_factory=dict)
     packets: dict[int, int] = field(default_factory=dict)  # bytes of each version's packet
+
+    def hold(self, learner: LearnerId, versions: Sequence[int] | None) -> None:
+        """Note the oldest and the newest version that a learner says it has; None: none at all."""
+        if versions is None:
+            self.holds.pop(learner, None)
+        else:
+            oldest, newest = versions
+            self.holds[learner] = (oldest, newest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,6 @@ class Post:
         return missing
 
 
-def packet_digest(packet: bytes) -> str:
+def packet_digest(packet: bytes | memoryview) -> str:
     """Return the identity of a packet: SHA-256 over its bytes."""
     return hashlib.sha256(packet).hexdigest()

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +16,7 @@ from metis.runtime.assemble import Federation, assemble
 from metis.runtime.files import CONFIG, INITIAL, JOURNAL, SUMMARY, UPDATES
 from metis.runtime.journal import Listener, read_journal
 from metis.runtime.session import Result, Session
+from metis.runtime.signals import stop_requests
 from metis.store.atomic import partial, put_in_place
 from metis.store.weights import save_safetensors
 
@@ -165,24 +162,3 @@ def _see_through(session: Session, resumed: bool) -> Result:
     finally:
         session.close()
     return session.result()
-
-
-@contextmanager
-def stop_requests() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C or SIGTERM into a flag; the second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may catch signals
-        return
-
-    def request(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

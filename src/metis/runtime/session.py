@@ -9,27 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metis.codecs import dense, quantized, ternary
-from metis.config import Config, Incident
-from metis.core import (
-    codec,
-    community,
-    events,
-    local_run,
-    pacing,
-    server_step,
-    triggers,
-    types,
-    weighting,
-)
-from metis.core.controller import Controller, Ticket
+from metis.config import Config
 from metis.core.errors import Interrupted, RunError
 from metis.core.local_run import Learners
 from metis.core.types import Layout, Snapshot, Vector
 from metis.learn.flat import load_into
 from metis.report.summary import Tally
-from metis.runtime import agenda, post
 from metis.runtime.assemble import Federation
+from metis.runtime.checkpoint import CLASSES
 from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, SUMMARY, update_path
 from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
@@ -39,30 +26,6 @@ from metis.store.weights import save_safetensors
 
 if TYPE_CHECKING:
     from torch import nn
-
-_MODULES = (
-    agenda,
-    codec,
-    community,
-    dense,
-    events,
-    local_run,
-    pacing,
-    post,
-    quantized,
-    server_step,
-    ternary,
-    triggers,
-    types,
-    weighting,
-)
-#: All that a checkpoint may hold; nothing else is ever made from one.
-_CLASSES = [Controller, Ticket, Incident] + [
-    value
-    for module in _MODULES
-    for value in vars(module).values()
-    if isinstance(value, type) and hasattr(value, "__dataclass_fields__")
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +178,7 @@ class Session:
         path = self._out / CHECKPOINT
         if not path.exists():
             return False
-        state = read_packed(path, _CLASSES)
+        state = read_packed(path, CLASSES)
         self._simulation.controller = state["controller"]
         self._simulation.world = state["world"]
         self._federation.learners.restore(state["learners"])

@@ -20,8 +20,9 @@ from metis.learn.engines import Shared
 from metis.learn.threads import num_threads
 from metis.runtime.assemble import dataset_of
 from metis.runtime.journal import Listener
-from metis.runtime.run import Opened, open_run, stop_requests
+from metis.runtime.run import Opened, open_run
 from metis.runtime.session import Session
+from metis.runtime.signals import stop_requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Identity:
     role: Role
     serial: int
 
-    def require(self, *roles: Role) -> None:
+    def require(self, *roles: str) -> None:
         """Raise IdentityError unless this is one of these roles."""
         if self.role not in roles:
             allowed = " or ".join(a(role) for role in roles)

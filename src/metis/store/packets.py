@@ -3,15 +3,30 @@ every store to it."""
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol, TypeAlias
+
+import numpy as np
 
 from metis.core.errors import JournalError, ModelError, RunError
-from metis.store.atomic import put_in_place, sync_directory
+from metis.store.atomic import sync_directory
+
+#: Part of a packet: a view of somebody's memory where that can be, so that nothing is copied.
+Piece: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A packet that was received and has no name yet."""
+
+    content: memoryview
+    file: Path | None = None
+
 
 _NAME = re.compile(r"[a-z]+-\d{1,18}")
 _CHUNK = 1 << 20  # bytes read at a time
@@ -20,20 +35,32 @@ _CHUNK = 1 << 20  # bytes read at a time
 class Packets(Protocol):
     """Keeps packets. A name is a word and a number, such as `task-17`."""
 
-    def put(self, name: str, chunks: Iterable[bytes], max_bytes: int) -> int:
-        """Keep what comes in, whole or not at all; return its length.
+    @property
+    def durable(self) -> bool:
+        """Whether packets outlive the process."""
+        ...
 
-        When this returns, the packet is as safe as the store can make it. What was there under
-        this name is replaced. More than `max_bytes` raises ModelError, and so does whatever ends
-        the chunks; nothing is left of either, and no more than a chunk is held in memory.
+    def take(self, chunks: Iterable[Piece], max_bytes: int) -> Held:
+        """Receive a packet, whole or not at all, as safe as the store can make it.
+
+        It has no name yet, so nothing else changes. More than `max_bytes` raises ModelError, and
+        so does whatever ends the chunks; nothing is left of either.
         """
         ...
 
-    def get(self, name: str) -> bytes:
+    def keep(self, name: str, held: Held) -> None:
+        """Give a packet its name; what was there under that name is replaced."""
+        ...
+
+    def discard(self, held: Held) -> None:
+        """Forget a packet that was not kept."""
+        ...
+
+    def get(self, name: str) -> Piece:
         """Return a packet. JournalError if there is none."""
         ...
 
-    def chunks(self, name: str) -> Iterator[bytes]:
+    def chunks(self, name: str) -> Iterator[Piece]:
         """Give a packet piece by piece; JournalError if there is none."""
         ...
 
@@ -48,23 +75,31 @@ class Packets(Protocol):
 class InMemory:
     """Packets that are gone when the process is."""
 
-    packets: dict[str, bytes] = field(default_factory=dict)
+    packets: dict[str, memoryview] = field(default_factory=dict)
+    durable: bool = False
 
-    def put(self, name: str, chunks: Iterable[bytes], max_bytes: int) -> int:
+    def take(self, chunks: Iterable[Piece], max_bytes: int) -> Held:
+        gathered = Gathered(max_bytes)
+        for _ in gathered.passing(chunks):
+            pass
+        return Held(gathered.content)
+
+    def keep(self, name: str, held: Held) -> None:
         _check(name)
-        found = b"".join(_limited(chunks, max_bytes))
-        self.packets[name] = found
-        return len(found)
+        self.packets[name] = held.content
 
-    def get(self, name: str) -> bytes:
+    def discard(self, held: Held) -> None:
+        pass
+
+    def get(self, name: str) -> memoryview:
         if name not in self.packets:
             raise JournalError(f"there is no packet {name}")
         return self.packets[name]
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        packet = memoryview(self.get(name))
+    def chunks(self, name: str) -> Iterator[memoryview]:
+        packet = self.get(name)
         for start in range(0, len(packet), _CHUNK):
-            yield bytes(packet[start : start + _CHUNK])
+            yield packet[start : start + _CHUNK]
 
     def drop(self, name: str) -> None:
         self.packets.pop(name, None)
@@ -78,6 +113,7 @@ class OnDisk:
     """Packets as files of a directory. What `put` has returned for outlives a power cut."""
 
     directory: Path
+    durable: bool = True
 
     def __post_init__(self) -> None:
         try:
@@ -87,23 +123,36 @@ class OnDisk:
         except OSError as error:
             raise RunError(f"cannot write to {self.directory}: {error.strerror}") from None
 
-    def put(self, name: str, chunks: Iterable[bytes], max_bytes: int) -> int:
-        path = self._path(name)
+    def take(self, chunks: Iterable[Piece], max_bytes: int) -> Held:
         # A name of its own: somebody whose line was cut may send the same packet once more while
         # the first half of it is still being waited for.
-        half = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-        length = 0
+        half = self.directory / f"{secrets.token_hex(8)}.tmp"
+        gathered, whole = Gathered(max_bytes), False
         try:
-            with open(half, "wb") as file:
-                for chunk in _limited(chunks, max_bytes):
-                    length += file.write(chunk)
-            put_in_place(path, half)
+            with open(half, "wb", buffering=0) as file:
+                for chunk in gathered.passing(chunks):
+                    _write_all(file, chunk)
+                os.fsync(file.fileno())
+            whole = True
+        except OSError as error:
+            raise RunError(f"cannot write {half}: {error.strerror}") from None
+        finally:
+            if not whole:
+                half.unlink(missing_ok=True)
+        return Held(gathered.content, half)
+
+    def keep(self, name: str, held: Held) -> None:
+        assert held.file is not None
+        path = self._path(name)
+        try:
+            os.replace(held.file, path)
             sync_directory(self.directory)
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror}") from None
-        finally:
-            half.unlink(missing_ok=True)
-        return length
+
+    def discard(self, held: Held) -> None:
+        if held.file is not None:
+            held.file.unlink(missing_ok=True)
 
     def get(self, name: str) -> bytes:
         try:
@@ -135,10 +184,33 @@ def _check(name: str) -> None:
         raise ValueError(f"{name!r} is no name of a packet")
 
 
-def _limited(chunks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
-    length = 0
-    for chunk in chunks:
-        length += len(chunk)
-        if length > max_bytes:
-            raise ModelError(f"packet is longer than the {max_bytes} bytes it may have")
-        yield chunk
+def _write_all(file: IO[bytes], chunk: Piece) -> None:
+    """Write a chunk to an unbuffered file, which may take less than it is given."""
+    left = memoryview(chunk)
+    while left:
+        left = left[file.write(left) :]
+
+
+class Gathered:
+    """A packet that is put together while its chunks pass by.
+
+    Room is asked for once, for the longest that may come; what is never written to is never taken
+    from the machine.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._room = np.empty(max_bytes, np.uint8).data
+        self._length = 0
+
+    @property
+    def content(self) -> memoryview:
+        return self._room[: self._length].toreadonly()
+
+    def passing(self, chunks: Iterable[Piece]) -> Iterator[Piece]:
+        for chunk in chunks:
+            end = self._length + len(chunk)
+            if end > len(self._room):
+                raise ModelError(f"packet is longer than the {len(self._room)} bytes it may have")
+            self._room[self._length : end] = chunk
+            self._length = end
+            yield chunk

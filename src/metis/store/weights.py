@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,14 @@ from metis.store.atomic import partial, put_in_place
 _FLOATS = ("F64", "F32", "F16", "BF16")  # what a model is made of
 
 
-def save_safetensors(path: str | os.PathLike[str], weights: Vector, layout: Layout) -> None:
-    """Write a model. The file is there whole or not at all, also after a crash half-way."""
+def save_safetensors(
+    path: str | os.PathLike[str],
+    weights: Vector,
+    layout: Layout,
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Write a model, and notes about it. The file is there whole or not at all, also after a
+    crash half-way."""
     if weights.shape != (layout.size,):
         raise ModelError(
             f"the layout has {layout.size} values, but the vector has shape {weights.shape}"
@@ -28,10 +36,43 @@ def save_safetensors(path: str | os.PathLike[str], weights: Vector, layout: Layo
     }
     target = Path(path)
     try:
-        save_file(tensors, partial(target))
+        save_file(tensors, partial(target), dict(about or {}) or None)
         put_in_place(target)
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot write weights to {target}: {error}") from error
+
+
+def save_first(
+    path: str | os.PathLike[str], weights: Vector, layout: Layout, num_classes: int
+) -> None:
+    """Write the model that a federation begins with, so that a controller needs nothing else."""
+    tensors = [[t.name, list(t.shape), t.kind] for t in layout.tensors]
+    # One note, not two: safetensors writes several in any order, and files would differ.
+    about = {"metis": json.dumps({"tensors": tensors, "num_classes": num_classes})}
+    save_safetensors(path, weights, layout, about)
+
+
+def read_first(path: str | os.PathLike[str]) -> tuple[Vector, Layout, int]:
+    """Return what `save_first` wrote: the model, its layout, and what is to be told apart."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads((file.metadata() or {})["metis"])
+        tensors: list[Tensor] = []
+        for name, shape, kind in about["tensors"]:
+            offset = tensors[-1].offset + tensors[-1].size if tensors else 0
+            tensors.append(Tensor(name, tuple(shape), kind, offset))
+        num_classes = int(about["num_classes"])
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise ModelError(f"{path} is not a safetensors file: {error}") from None
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(
+            f"{path} does not say how a federation's model lies in it; "
+            "make one with `metis model init`"
+        ) from None
+    layout = Layout(tuple(tensors))
+    return read_safetensors(path, layout), layout, num_classes
 
 
 def file_layout(path: str | os.PathLike[str]) -> Layout:

@@ -5,11 +5,15 @@ What comes off the wire is checked here as far as its form goes; ModelError says
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 
 from metis.core.errors import ModelError
 from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Profile
 from metis.live.line import (
+    Charter,
     Delivery,
     EvaluateOrder,
     Farewell,
@@ -23,10 +27,67 @@ from metis.live.line import (
     TrainOrder,
     UpdateOf,
 )
+from metis.live.overview import Member, Overview
 from metis.transport import wire_pb2 as wire
 
 _MAX_CLASSES = 100_000  # of a confusion matrix that somebody sends
 _MAX_CELLS = 25_000_000
+#: Stands for sums that are no numbers, of a model that diverged, say. Nobody can have counted it,
+#: so the controller does not pool it; and unlike them it can be written down as JSON.
+_NO_SUMS = ErrorSums(-1, 0.0, 0.0, 0.0, 0.0)
+_LARGEST_NUMBER = 10**15  # of a version or a task
+
+
+def charter_message(charter: Charter) -> wire.CharterText:
+    return wire.CharterText(
+        protocol=charter.protocol,
+        config=charter.config,
+        layout=charter.layout,
+        num_classes=charter.num_classes,
+        federation=charter.federation,
+    )
+
+
+def charter_of(message: wire.CharterText) -> Charter:
+    return Charter(
+        message.protocol,
+        message.config,
+        message.layout,
+        message.num_classes,
+        message.federation,
+    )
+
+
+def overview_message(overview: Overview) -> wire.Overview:
+    fields = {f.name: getattr(overview, f.name) for f in dataclasses.fields(overview)}
+    fields["members"] = [wire.Member(**dataclasses.asdict(m)) for m in overview.members]
+    return wire.Overview(**fields)
+
+
+def overview_of(message: wire.Overview) -> Overview:
+    members = tuple(
+        Member(
+            m.name,
+            m.group,
+            m.state,
+            m.task if m.HasField("task") else None,
+            m.num_steps,
+            m.num_updates,
+            m.seconds_silent if m.HasField("seconds_silent") else None,
+        )
+        for m in message.members
+    )
+    return Overview(
+        message.policy,
+        message.version,
+        message.max_versions if message.HasField("max_versions") else None,
+        message.committed_steps,
+        message.seconds,
+        message.queued,
+        message.evaluations,
+        message.over if message.HasField("over") else None,
+        members,
+    )
 
 
 def hello_message(hello: Hello) -> wire.Hello:
@@ -65,7 +126,10 @@ def item_message(item: Item) -> wire.Item:
 
 
 def item_of(message: wire.Item) -> Item:
-    match message.WhichOneof("what"):
+    what = message.WhichOneof("what")
+    if what is not None and getattr(message, what) > _LARGEST_NUMBER:
+        raise ModelError(f"there is no {what.replace('_', ' ')} {getattr(message, what)}")
+    match what:
         case "snapshot_of_version":
             return SnapshotOf(message.snapshot_of_version)
         case "packet_of_version":
@@ -154,7 +218,7 @@ def delivery_of(message: wire.Delivery) -> Delivery:
         message.base_version,
         message.num_examples,
         message.num_steps,
-        message.seconds,
+        message.seconds if 0.0 <= message.seconds < math.inf else 0.0,  # JSON has no others
         counts_of(message.counts) if message.HasField("counts") else None,
     )
 
@@ -186,6 +250,9 @@ def counts_of(message: wire.Counts) -> Counts | None:
         return None
     if kind == "errors":
         errors = message.errors
+        sums = (errors.squared_error, errors.absolute_error, errors.target, errors.target_squared)
+        if not all(map(math.isfinite, sums)):
+            return _NO_SUMS
         return ErrorSums(
             errors.num_examples,
             errors.squared_error,

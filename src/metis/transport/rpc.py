@@ -1,206 +1,291 @@
-"""gRPC: a service that sites dial, and the line they dial it by.
+"""gRPC: the controller's end. Sites dial it; it never dials anybody.
 
 Models travel as streams of chunks, so no message is large and neither end holds more than it must.
-Who calls is what the certificate says; without certificates only this very machine may call, and a
-name is taken on trust.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from metis.core.errors import (
-    ConfigError,
-    HandshakeError,
-    JournalError,
-    LineError,
-    MetisError,
-    ModelError,
-)
-from metis.core.types import Counts, LearnerId
-from metis.live.line import (
-    Delivery,
-    Hello,
-    Item,
-    Order,
-    Receipt,
-    Standing,
-    Welcome,
-)
+from metis.core.errors import ConfigError, LineError, MetisError, ModelError, RunError
+from metis.core.types import LearnerId
 from metis.live.service import Service
+from metis.store.packets import Piece
 from metis.transport import convert
 from metis.transport import wire_pb2 as wire
+from metis.transport.chunks import chunk_message, part_of
+from metis.transport.gate import Gate, Limits, by_name, reason_code
 
-SERVICE = "metis.v1.Federation"
-NAME = "metis-name"  # metadata of a caller without a certificate
+FEDERATION = "metis.v1.Federation"
+OPERATIONS = "metis.v1.Operations"
 
 #: A connection that says nothing for so long is asked whether it is still there.
 _KEEPALIVE_MS = 20_000
-_CALL_SECONDS = 60.0
-_OPTIONS = [
+_MESSAGE_BYTES = 4 << 20  # the largest message: a chunk, or a large confusion matrix
+OPTIONS = [
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # without it a dead connection may stay for long
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MESSAGE_BYTES),
 ]
-_CODES = {
-    HandshakeError: grpc.StatusCode.FAILED_PRECONDITION,
-    ModelError: grpc.StatusCode.INVALID_ARGUMENT,
-    JournalError: grpc.StatusCode.NOT_FOUND,
-}
-_GONE = {
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-
-#: Returns who calls. Raises a MetisError for strangers.
-Identify = Callable[[grpc.ServicerContext], LearnerId]
-
-
-# ---- the controller's end ---------------------------------------------------------------------
+_REASON_CHARACTERS = 2000
+_FEW = 16  # learners that there is always room for
+_TRACEBACK_CHARACTERS = 20_000
 
 
 class Endpoint:
     """Turns calls into calls of the service."""
 
-    def __init__(self, service: Service, identify: Identify) -> None:
+    def __init__(self, service: Service, gate: Gate, stop: Callable[[str], None]) -> None:
         self._service = service
-        self._identify = identify
+        self._gate = gate
+        self._stop = stop
 
-    def join(self, request: wire.Hello, context: grpc.ServicerContext) -> wire.Welcome:
-        with self._caller(context) as learner:
+    # ---- what sites call ----------------------------------------------------------------------
+
+    def charter(self, raw: bytes, context: grpc.ServicerContext) -> wire.CharterText:
+        with self._caller(context, "learner"):
+            return convert.charter_message(self._service.charter())
+        raise AssertionError
+
+    def join(self, raw: bytes, context: grpc.ServicerContext) -> wire.Welcome:
+        with self._caller(context, "learner") as learner:
+            request = _parsed(wire.Hello, raw)
             welcome = self._service.join(learner, convert.hello_of(request, learner))
             return wire.Welcome(
-                lease_seconds=welcome.lease_seconds, committed_steps=welcome.committed_steps
+                lease_seconds=welcome.lease_seconds,
+                committed_steps=welcome.committed_steps,
+                federation=welcome.federation,
+                session=welcome.session,
             )
         raise AssertionError
 
-    def orders(self, request: wire.Nothing, context: grpc.ServicerContext) -> Iterator[wire.Order]:
-        with self._caller(context) as learner:
-            for order in self._service.orders(learner):
+    def orders(self, raw: bytes, context: grpc.ServicerContext) -> Iterator[wire.Order]:
+        with self._caller(context, "learner") as learner:
+            request = _parsed(wire.Listener, raw)
+            for order in self._service.orders(learner, request.session):
                 if not context.is_active():
                     return
+                self._gate.check(context, "learner")  # it may have been revoked meanwhile
                 yield convert.order_message(order)
 
-    def fetch(self, request: wire.Item, context: grpc.ServicerContext) -> Iterator[wire.Chunk]:
-        with self._caller(context) as learner:
-            for piece in self._service.fetch(learner, convert.item_of(request)):
-                yield wire.Chunk(content=piece)
+    def fetch(self, raw: bytes, context: grpc.ServicerContext) -> Iterator[Piece]:
+        with self._caller(context, "learner") as learner:
+            request = _parsed(wire.Item, raw)
+            yield from self._service.fetch(learner, convert.item_of(request))
 
-    def progress(
-        self, request: wire.ProgressReport, context: grpc.ServicerContext
-    ) -> wire.Standing:
-        with self._caller(context) as learner:
+    def progress(self, raw: bytes, context: grpc.ServicerContext) -> wire.Standing:
+        with self._caller(context, "learner") as learner:
+            request = _parsed(wire.ProgressReport, raw)
             standing = self._service.progress(learner, request.task, request.num_steps)
             return wire.Standing(committed_steps=standing.committed_steps, is_open=standing.is_open)
         raise AssertionError
 
-    def deliver(
-        self, request: Iterator[wire.DeliveryPart], context: grpc.ServicerContext
-    ) -> wire.Receipt:
-        with self._caller(context) as learner:
-            first = next(request, None)
-            if first is None or first.WhichOneof("what") != "delivery":
+    def deliver(self, raw: Iterator[bytes], context: grpc.ServicerContext) -> wire.Receipt:
+        with self._caller(context, "learner") as learner:
+            parts = _parts(raw)
+            first = next(parts, None)
+            if not isinstance(first, wire.DeliveryPart) or first.WhichOneof("what") != "delivery":
                 raise ModelError("a delivery begins with what it is an answer to")
             delivery = convert.delivery_of(first.delivery)
-            receipt = self._service.deliver(learner, delivery, _contents(request))
+            receipt = self._service.deliver(learner, delivery, _contents(parts))
             return wire.Receipt(taken=receipt.taken, reason=receipt.reason)
         raise AssertionError
 
-    def fail(self, request: wire.Failure, context: grpc.ServicerContext) -> wire.Nothing:
-        with self._caller(context) as learner:
-            self._service.fail(learner, request.task, request.reason[:2000])
+    def fail(self, raw: bytes, context: grpc.ServicerContext) -> wire.Nothing:
+        with self._caller(context, "learner") as learner:
+            request = _parsed(wire.Failure, raw)
+            reason = request.reason[:_REASON_CHARACTERS]
+            where = request.traceback[-_TRACEBACK_CHARACTERS:]
+            self._service.fail(learner, request.task, reason, where)
         return wire.Nothing()
 
-    def score(self, request: wire.ScoreReport, context: grpc.ServicerContext) -> wire.Nothing:
-        with self._caller(context) as learner:
+    def score(self, raw: bytes, context: grpc.ServicerContext) -> wire.Nothing:
+        with self._caller(context, "learner") as learner:
+            request = _parsed(wire.ScoreReport, raw)
             counts = convert.counts_of(request.counts) if request.HasField("counts") else None
             self._service.score(learner, request.evaluation, counts)
         return wire.Nothing()
 
-    def leave(self, request: wire.Leaving, context: grpc.ServicerContext) -> wire.Nothing:
-        with self._caller(context) as learner:
+    def leave(self, raw: bytes, context: grpc.ServicerContext) -> wire.Nothing:
+        with self._caller(context, "learner") as learner:
+            request = _parsed(wire.Leaving, raw)
             self._service.leave(learner, request.withdraw)
         return wire.Nothing()
 
-    @contextmanager
-    def _caller(self, context: grpc.ServicerContext) -> Iterator[LearnerId]:
-        """Give who calls; what goes wrong becomes a status with the reason in words."""
-        try:
-            yield self._identify(context)
-        except MetisError as error:
-            code = _CODES.get(type(error), grpc.StatusCode.PERMISSION_DENIED)
-            context.abort(code, str(error))
+    # ---- what operators call ------------------------------------------------------------------
 
-    def rpc_methods(self) -> dict[str, Any]:
-        """Return every method by its name on the wire."""
+    def status(self, raw: bytes, context: grpc.ServicerContext) -> wire.Overview:
+        with self._caller(context, "operator", "controller", "learner"):
+            return convert.overview_message(self._service.overview())
+        raise AssertionError
+
+    def stop(self, raw: bytes, context: grpc.ServicerContext) -> wire.Nothing:
+        with self._caller(context, "operator") as who:
+            request = _parsed(wire.StopOrder, raw)
+            reason = request.reason[:_REASON_CHARACTERS] or "no reason given"
+            self._service.audit("stop", who, reason)
+            self._stop(f"stopped by {who}: {reason}")
+        return wire.Nothing()
+
+    @contextmanager
+    def _caller(self, context: grpc.ServicerContext, *roles: str) -> Iterator[LearnerId]:
+        """Give who calls; what goes wrong becomes a status with the reason in words."""
+        who = "somebody"
+        try:
+            with self._gate.open(context, *roles) as who:
+                yield LearnerId(who)
+            return
+        except RunError:  # not the caller's fault, and nothing to be told of the disk
+            status = (grpc.StatusCode.UNAVAILABLE, "the controller cannot go on")
+        except MetisError as error:
+            status = (reason_code(error), str(error)[:_REASON_CHARACTERS])
+        except Exception:  # ours: the operator must see it, the caller need not
+            sys.stderr.write(f"a call of {who} failed:\n{traceback.format_exc()}")
+            status = (grpc.StatusCode.INTERNAL, "the controller could not answer this")
+        context.abort(*status)
+
+    def rpc_methods(self) -> dict[str, dict[str, Any]]:
+        """Return every method, by service and by its name on the wire."""
         unary, out, into = (
             grpc.unary_unary_rpc_method_handler,
             grpc.unary_stream_rpc_method_handler,
             grpc.stream_unary_rpc_method_handler,
         )
-        table = {
-            "Join": (unary, self.join, wire.Hello),
-            "Orders": (out, self.orders, wire.Nothing),
-            "Fetch": (out, self.fetch, wire.Item),
-            "Progress": (unary, self.progress, wire.ProgressReport),
-            "Deliver": (into, self.deliver, wire.DeliveryPart),
-            "Fail": (unary, self.fail, wire.Failure),
-            "Score": (unary, self.score, wire.ScoreReport),
-            "Leave": (unary, self.leave, wire.Leaving),
+        table: dict[str, dict[str, tuple[Any, Any]]] = {
+            FEDERATION: {
+                "Charter": (unary, self.charter),
+                "Join": (unary, self.join),
+                "Orders": (out, self.orders),
+                "Fetch": (out, self.fetch),
+                "Progress": (unary, self.progress),
+                "Deliver": (into, self.deliver),
+                "Fail": (unary, self.fail),
+                "Score": (unary, self.score),
+                "Leave": (unary, self.leave),
+            },
+            OPERATIONS: {
+                "Status": (unary, self.status),
+                "Stop": (unary, self.stop),
+            },
         }
+        write = {"Fetch": chunk_message}
         return {
-            name: kind(method, message.FromString, lambda reply: reply.SerializeToString())
-            for name, (kind, method, message) in table.items()
+            service: {
+                # Bytes come as they are: gRPC would keep memory for each that cannot be read.
+                name: kind(method, None, write.get(name, as_message))
+                for name, (kind, method) in methods.items()
+            }
+            for service, methods in table.items()
         }
 
 
-def _contents(parts: Iterator[wire.DeliveryPart]) -> Iterator[bytes]:
+def as_message(message: Any) -> bytes:
+    """Return a message as it travels."""
+    text: bytes = message.SerializeToString()
+    return text
+
+
+def _parsed(kind: Any, raw: bytes) -> Any:
     try:
-        for part in parts:
-            yield part.content
+        return kind.FromString(raw)
+    except DecodeError:
+        raise ModelError(f"what came is no {kind.DESCRIPTOR.name}") from None
+
+
+def _parts(raw: Iterator[bytes]) -> Iterator[wire.DeliveryPart | Piece]:
+    try:
+        for message in raw:
+            yield part_of(message)
+    except DecodeError:
+        raise ModelError("what came is no part of a delivery") from None
     except grpc.RpcError:
-        raise ModelError("the line went down in the middle of a packet") from None
+        raise LineError("the line went down in the middle of a packet") from None
 
 
-def by_name(context: grpc.ServicerContext) -> LearnerId:
-    """Believe what a caller on this machine says its name is."""
-    names = [value for key, value in context.invocation_metadata() if key == NAME]
-    if not names or not isinstance(names[0], str):
-        raise HandshakeError("a caller without a certificate must say its name")
-    return LearnerId(names[0])
+def _contents(parts: Iterator[wire.DeliveryPart | Piece]) -> Iterator[Piece]:
+    """Give the packet that follows a delivery. LineError if its end does not come: a stream that
+    breaks looks to a server of gRPC like one that ends."""
+    for part in parts:
+        if not isinstance(part, wire.DeliveryPart):
+            yield part
+        elif part.WhichOneof("what") == "end":
+            return
+        else:
+            yield part.content
+    raise LineError("the line went down in the middle of a packet")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a controller listens. Without credentials it hears this machine alone."""
+
+    address: str
+    num_learners: int
+    credentials: grpc.ServerCredentials | None = None
+    reflection: bool = False
+    calls_at_once: int = Limits().calls_at_once
 
 
 def serve(
     service: Service,
-    address: str,
-    num_learners: int,
-    credentials: grpc.ServerCredentials | None = None,
-    identify: Identify = by_name,
+    opening: Opening,
+    gate: Gate | None = None,
+    stop: Callable[[str], None] = lambda reason: None,
 ) -> tuple[grpc.Server, int]:
-    """Start to listen; return the server and its port. Without credentials on this machine only."""
-    # Every site that listens for orders takes a thread, and every model on its way another one.
+    """Start to listen; return the server and its port."""
+    # A call takes a thread for as long as it lasts. There are enough for all that everybody may
+    # have under way, so that nobody can keep others out by calls that do not end.
+    num_threads = opening.calls_at_once * max(_FEW, 2 * opening.num_learners) + 16
     server = grpc.server(
-        ThreadPoolExecutor(2 * num_learners + 16, thread_name_prefix="rpc"), options=_OPTIONS
+        ThreadPoolExecutor(num_threads, thread_name_prefix="rpc"),
+        options=[*OPTIONS, ("grpc.so_reuseport", 0)],  # one controller for one port
+        maximum_concurrent_rpcs=2 * num_threads,
     )
-    methods = Endpoint(service, identify).rpc_methods()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    gate = gate or Gate(by_name, Limits(calls_at_once=opening.calls_at_once), service.audit)
+    for name, methods in Endpoint(service, gate, stop).rpc_methods().items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+    _add_health(server, opening.reflection)
+    port = _bind(server, opening)
+    server.start()
+    return server, port
+
+
+def _add_health(server: grpc.Server, reflection: bool) -> None:
+    """Answer the question that load balancers and orchestrators ask; it tells nothing else."""
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    servicer = health.HealthServicer(experimental_non_blocking=True)
+    for name in ("", FEDERATION):
+        servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if reflection:
+        from grpc_reflection.v1alpha import reflection as reflecting
+
+        names = (FEDERATION, OPERATIONS, health.SERVICE_NAME, reflecting.SERVICE_NAME)
+        reflecting.enable_server_reflection(names, server)
+
+
+def _bind(server: grpc.Server, opening: Opening) -> int:
+    address = opening.address
     host = address.rsplit(":", 1)[0].strip("[]")
     try:
-        if credentials is not None:
-            port = server.add_secure_port(address, credentials)
+        if opening.credentials is not None:
+            port = server.add_secure_port(address, opening.credentials)
         elif host in ("127.0.0.1", "localhost", "::1"):
             port = server.add_insecure_port(address)
         else:
@@ -210,96 +295,11 @@ def serve(
             )
     except RuntimeError:
         port = 0
-    if port == 0:
+    if not port:
         raise ConfigError(f"cannot listen on {address}: it is taken, or not an address of ours")
-    server.start()
-    return server, port
+    return int(port)
 
 
-# ---- a site's end -----------------------------------------------------------------------------
-
-
-class RpcLine:
-    """A line over gRPC. A lost connection is a LineError; it comes back by itself if it can."""
-
-    def __init__(
-        self, address: str, name: str, credentials: grpc.ChannelCredentials | None = None
-    ) -> None:
-        self._metadata = ((NAME, name),)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, _OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
-
-    def join(self, hello: Hello) -> Welcome:
-        reply = self._ask("Join", convert.hello_message(hello), wire.Welcome)
-        return Welcome(reply.lease_seconds, reply.committed_steps)
-
-    def orders(self) -> Iterator[Order]:
-        call = self._method("Orders", "unary_stream", wire.Order)
-        with _as_our_errors():
-            for message in call(wire.Nothing(), metadata=self._metadata):
-                order = convert.order_of(message)
-                if order is not None:
-                    yield order
-
-    def fetch(self, item: Item) -> Iterator[bytes]:
-        call = self._method("Fetch", "unary_stream", wire.Chunk)
-        with _as_our_errors():
-            for chunk in call(convert.item_message(item), metadata=self._metadata):
-                yield chunk.content
-
-    def progress(self, task: int, num_steps: int) -> Standing:
-        report = wire.ProgressReport(task=task, num_steps=num_steps)
-        reply = self._ask("Progress", report, wire.Standing)
-        return Standing(reply.committed_steps, reply.is_open)
-
-    def deliver(self, delivery: Delivery, packet: Iterable[bytes]) -> Receipt:
-        def parts() -> Iterator[wire.DeliveryPart]:
-            yield wire.DeliveryPart(delivery=convert.delivery_message(delivery))
-            for piece in packet:
-                yield wire.DeliveryPart(content=piece)
-
-        call = self._method("Deliver", "stream_unary", wire.Receipt)
-        with _as_our_errors():
-            reply = call(parts(), metadata=self._metadata)
-        return Receipt(reply.taken, reply.reason)
-
-    def fail(self, task: int, reason: str) -> None:
-        self._ask("Fail", wire.Failure(task=task, reason=reason), wire.Nothing)
-
-    def score(self, evaluation: int, counts: Counts | None) -> None:
-        report = wire.ScoreReport(evaluation=evaluation)
-        if counts is not None:
-            report.counts.CopyFrom(convert.counts_message(counts))
-        self._ask("Score", report, wire.Nothing)
-
-    def leave(self, withdraw: bool) -> None:
-        self._ask("Leave", wire.Leaving(withdraw=withdraw), wire.Nothing)
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def _ask(self, name: str, request: Any, reply: Any) -> Any:
-        call = self._method(name, "unary_unary", reply)
-        with _as_our_errors():
-            return call(request, metadata=self._metadata, timeout=_CALL_SECONDS)
-
-    def _method(self, name: str, kind: str, reply: Any) -> Any:
-        make = getattr(self._channel, kind)
-        return make(
-            f"/{SERVICE}/{name}", lambda message: message.SerializeToString(), reply.FromString
-        )
-
-
-@contextmanager
-def _as_our_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        code, details = error.code(), error.details() or "no reason given"
-        if code in _GONE:
-            raise LineError(f"the controller cannot be reached: {details}") from None
-        if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
-            raise ModelError(details) from None
-        raise HandshakeError(details) from None
+def server_credentials(key: bytes, certificate: bytes, ca: bytes) -> grpc.ServerCredentials:
+    """Return what a controller proves itself by; whoever calls must do so too."""
+    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)

@@ -10,6 +10,20 @@ class Nothing(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CharterText(_message.Message):
+    __slots__ = ("protocol", "config", "layout", "num_classes", "federation")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    config: str
+    layout: str
+    num_classes: int
+    federation: str
+    def __init__(self, protocol: _Optional[int] = ..., config: _Optional[str] = ..., layout: _Optional[str] = ..., num_classes: _Optional[int] = ..., federation: _Optional[str] = ...) -> None: ...
+
 class Hello(_message.Message):
     __slots__ = ("protocol", "layout", "config", "num_examples", "steps_per_epoch", "group", "holds")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -37,12 +51,22 @@ class Range(_message.Message):
     def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("lease_seconds", "committed_steps")
+    __slots__ = ("lease_seconds", "committed_steps", "federation", "session")
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     lease_seconds: float
     committed_steps: int
-    def __init__(self, lease_seconds: _Optional[float] = ..., committed_steps: _Optional[int] = ...) -> None: ...
+    federation: str
+    session: int
+    def __init__(self, lease_seconds: _Optional[float] = ..., committed_steps: _Optional[int] = ..., federation: _Optional[str] = ..., session: _Optional[int] = ...) -> None: ...
+
+class Listener(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("snapshot_of_version", "packet_of_version", "update_of_task", "model_of_task")
@@ -137,12 +161,14 @@ class Chunk(_message.Message):
     def __init__(self, content: _Optional[bytes] = ...) -> None: ...
 
 class DeliveryPart(_message.Message):
-    __slots__ = ("delivery", "content")
+    __slots__ = ("delivery", "content", "end")
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     delivery: Delivery
     content: bytes
-    def __init__(self, delivery: _Optional[_Union[Delivery, _Mapping]] = ..., content: _Optional[bytes] = ...) -> None: ...
+    end: Nothing
+    def __init__(self, delivery: _Optional[_Union[Delivery, _Mapping]] = ..., content: _Optional[bytes] = ..., end: _Optional[_Union[Nothing, _Mapping]] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("task", "base_version", "num_examples", "num_steps", "seconds", "counts")
@@ -169,12 +195,14 @@ class Receipt(_message.Message):
     def __init__(self, taken: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("task", "reason")
+    __slots__ = ("task", "reason", "traceback")
     TASK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     task: int
     reason: str
-    def __init__(self, task: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    traceback: str
+    def __init__(self, task: _Optional[int] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class ScoreReport(_message.Message):
     __slots__ = ("evaluation", "counts")
@@ -221,3 +249,49 @@ class Leaving(_message.Message):
     WITHDRAW_FIELD_NUMBER: _ClassVar[int]
     withdraw: bool
     def __init__(self, withdraw: _Optional[bool] = ...) -> None: ...
+
+class StopOrder(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Overview(_message.Message):
+    __slots__ = ("policy", "version", "max_versions", "committed_steps", "seconds", "queued", "evaluations", "over", "members")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    version: int
+    max_versions: int
+    committed_steps: int
+    seconds: float
+    queued: int
+    evaluations: int
+    over: str
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, policy: _Optional[str] = ..., version: _Optional[int] = ..., max_versions: _Optional[int] = ..., committed_steps: _Optional[int] = ..., seconds: _Optional[float] = ..., queued: _Optional[int] = ..., evaluations: _Optional[int] = ..., over: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("name", "group", "state", "task", "num_steps", "num_updates", "seconds_silent")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SILENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    group: str
+    state: str
+    task: int
+    num_steps: int
+    num_updates: int
+    seconds_silent: float
+    def __init__(self, name: _Optional[str] = ..., group: _Optional[str] = ..., state: _Optional[str] = ..., task: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_updates: _Optional[int] = ..., seconds_silent: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,163 @@
+"""The verb that makes the papers' tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from metis.cli.common import Device, Quiet, complain, console, tell
+from metis.core.errors import ConfigError, Interrupted, MetisError, unknown
+
+if TYPE_CHECKING:
+    from metis.experiments.cells import Cell, Setting
+    from metis.experiments.study import Choice, Study
+    from metis.runtime.journal import Listener
+
+commands = typer.Typer()
+
+#: As in `experiments.catalogue`, which is not imported before it is needed.
+WHAT = "table1|table2|table3|fig2|fig3|fig4|fig5|fig6|fig7|fig8|fig9|sstc|validation-size|check|all"
+SCALES = ("full", "short", "smoke")
+
+
+@commands.command(
+    epilog="Examples:  metis reproduce all --scale smoke"
+    "   |   metis reproduce table1 --rows powerlaw-3 --device cuda --jobs 3 --out results"
+    "   |   metis reproduce table1 --report-only --out results"
+    "   |   metis reproduce check --out results"
+)
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=WHAT.replace("|", ", "))],
+    rows: Annotated[
+        str | None, typer.Option(help="With commas, such as powerlaw-3,uniform-iid.")
+    ] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="With commas; of sstc: runs, such as dense,stc.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="homogeneous or heterogeneous; default: both.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="With commas: mean and spread.")] = "1990",
+    scale: Annotated[
+        str, typer.Option(help="full; short: a tenth of it; smoke: generated data, minutes.")
+    ] = "full",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Another horizon, where it is in rounds.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="Another horizon, where it is in virtual seconds.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="In place of table3's or sstc's, such as mnist_by_writer.")
+    ] = None,
+    device: Device = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells that are made side by side.")] = 1,
+    out: Annotated[Path, typer.Option(help="Where cells and results go.")] = Path("runs/reproduce"),
+    resume: Annotated[
+        bool, typer.Option("--resume/--restart", help="What becomes of interrupted cells.")
+    ] = True,
+    stop_after: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Stop then; the same command goes on later."),
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Make no cells, show those that are there.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a table or figure of the papers: ours beside the published numbers.
+
+    Each cell is a run with a directory of its own; finished ones are left alone, so a table can be
+    filled in several sittings. Real data must be prepared: see `metis data prepare`.
+    """
+    from metis.experiments.catalogue import STUDIES
+    from metis.experiments.cells import Setting
+    from metis.experiments.study import Choice
+
+    names = list(STUDIES) if what == "all" else [what]
+    if names[0] not in STUDIES:
+        raise ConfigError(unknown("table or figure", what, (*STUDIES, "all")))
+    if scale not in SCALES:
+        raise ConfigError(f"--scale: {unknown('scale', scale, SCALES)}")
+    if device not in (None, "cpu", "cuda"):
+        raise ConfigError(f"--device: {unknown('device', device, ('cpu', 'cuda'))}")
+    setting = Setting(
+        out=out,
+        scale=scale,
+        device=device or "cpu",
+        jobs=jobs,
+        seeds=_numbers(seeds),
+        rounds=rounds,
+        seconds=seconds,
+        stop_after=stop_after,
+        restart=not resume,
+    )
+    choice = Choice(_names(cluster), _names(rows), _names(policies), data)
+    stopped: list[MetisError] = []
+    for name in names:
+        try:
+            _one(STUDIES[name], setting, choice, report_only, quiet)
+        except Interrupted:
+            raise
+        except MetisError as error:  # the others may still be made
+            stopped.append(error)
+    if stopped:
+        raise stopped[0]
+
+
+def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quiet: bool) -> None:
+    """Make what is not there yet of a study, and show what is there, whatever happens."""
+    from metis.experiments.work import make
+
+    stopped: MetisError | None = None
+    cells = study.cells(setting, choice)
+    if cells and not report_only:
+        try:
+            make(cells, setting, tell, _silent if quiet else _live)
+        except MetisError as error:
+            stopped = error
+    report = study.report(setting, choice)
+    console.print(report.text, markup=False, highlight=False, soft_wrap=True)
+    for path in report.files:
+        tell(f"written: {path}")
+    if stopped is not None:
+        raise stopped
+
+
+@contextmanager
+def _silent(cell: Cell) -> Iterator[tuple[Listener, ...]]:
+    yield ()
+
+
+@contextmanager
+def _live(cell: Cell) -> Iterator[tuple[Listener, ...]]:
+    """Show a cell before the user's eyes; say why it is not computed as it was asked for."""
+    from metis.report.live import LiveView
+
+    with LiveView(*cell.config.horizon.limits(), console, cell.name) as view:
+        yield (_note, view)
+
+
+def _note(record: dict[str, Any]) -> None:
+    if record["kind"] == "run" and record.get("engine_note"):
+        complain("[yellow]note:[/] ", record["engine_note"])
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError("expected names with commas, such as powerlaw-3,uniform-iid")
+    return names
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(number) for number in text.split(",")))
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r}: expected numbers with commas") from None

@@ -1,0 +1,35 @@
+"""Everything that can be reproduced, by name."""
+
+from __future__ import annotations
+
+from metis.experiments import (
+    check,
+    fig2,
+    fig3,
+    fig4,
+    fig9,
+    figures5to8,
+    sstc,
+    table1,
+    table2,
+    table3,
+    validation_size,
+)
+from metis.experiments.study import Study
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        table1.STUDY,
+        table2.STUDY,
+        table3.STUDY,
+        fig2.STUDY,
+        fig3.STUDY,
+        fig4.STUDY,
+        *figures5to8.STUDIES,
+        fig9.STUDY,
+        sstc.STUDY,
+        validation_size.STUDY,
+        check.STUDY,
+    )
+}

@@ -1,0 +1,87 @@
+"""Figures 5 to 8: accuracy over virtual time, a panel for each distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from metis.experiments.outcome import Outcome
+from metis.experiments.pictures import GROUPS, LOOKS, new_figure, plain, write_figure
+from metis.experiments.words import TITLES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = 3
+
+
+def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
+    """Draw every cell, and who holds what as an inset. Several seeds are several thin lines."""
+    rows = list(dict.fromkeys(one.row for one in found))
+    order = list(TITLES)
+    found = sorted(found, key=lambda one: order.index(one.policy))
+    columns = min(COLUMNS, len(rows))
+    lines = math.ceil(len(rows) / columns)
+    figure = new_figure(5.2 * columns, 0.9 + 3.4 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes in panels[len(rows) :]:
+        axes.set_visible(False)
+    for axes, row in zip(panels, rows, strict=False):
+        here = [one for one in found if one.row == row]
+        _curves(axes, here)
+        _inset(axes, here[0])
+        plain(axes, "virtual time (s)", "test accuracy")
+        axes.set_title(row, loc="left", fontsize=10)
+    handles, labels = [], []
+    for axes in panels[: len(rows)]:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles.append(handle)
+                labels.append(label)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels) or 1))
+    figure.suptitle(title, fontsize=11)
+    return write_figure(figure, path)
+
+
+def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
+    named = set[str]()
+    for one in found:
+        colour, style = LOOKS[one.policy]
+        several = sum(other.policy == one.policy for other in found) > 1
+        at = [*(point[0] for point in one.curve), one.virtual_seconds]
+        scores = [point[2] for point in one.curve]
+        axes.plot(
+            at,
+            [*scores, *scores[-1:]],
+            color=colour,
+            linestyle=style,
+            linewidth=0.7 if several else 1.2,
+            label=None if one.policy in named else TITLES[one.policy],
+        )
+        named.add(one.policy)
+
+
+def _inset(axes: Axes, one: Outcome) -> None:
+    """Draw the examples of each learner by class, largest first; learners' groups as labels."""
+    inset = axes.inset_axes((0.68, 0.06, 0.3, 0.3))
+    learners = sorted(one.learners, key=lambda each: -sum(each["holdings"]))
+    held = np.array([each["holdings"] for each in learners])
+    places = np.arange(len(learners))
+    if held.shape[1] <= 20:
+        from matplotlib import colormaps
+
+        below = np.zeros(len(learners))
+        for label in range(held.shape[1]):
+            inset.bar(places, held[:, label], 0.85, below, color=colormaps["tab20"](label))
+            below += held[:, label]
+    else:
+        inset.bar(places, held.sum(axis=1), 0.85, color="#777777")
+    inset.set_xticks(places, [each["group"][0] for each in learners], fontsize=5)
+    for text, each in zip(inset.get_xticklabels(), learners, strict=True):
+        text.set_color(GROUPS.get(each["group"], "black"))
+    inset.tick_params(labelsize=5, length=1.5, pad=1)
+    inset.patch.set_alpha(0.8)

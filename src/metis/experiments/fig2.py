@@ -1,0 +1,146 @@
+"""Figure 2: what a community update costs with and without the cache, as federations grow.
+
+`benchmarks/community.py` measures the same more carefully, beside what a copy of memory takes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metis.core.community import CachedAverage
+from metis.core.kernels import divide
+from metis.core.types import LearnerId, Update, Vector, frozen
+from metis.experiments.cells import Cell, Setting
+from metis.experiments.outcome import commit, device_name
+from metis.experiments.pictures import new_figure, plain, write_figure
+from metis.experiments.study import Choice, Report, Study
+from metis.experiments.words import markdown_table, write_page
+from metis.report.plots import COLOURS
+
+#: Parameters of a model, learners, commits that are timed. The paper's network is the first.
+SIZES = {
+    "full": ((759_540, 10_000_000), (10, 30, 100, 300, 1000), 20),
+    "short": ((759_540,), (10, 100, 300), 10),
+    "smoke": ((50_000,), (10, 40), 3),
+}
+MOST_BYTES = 8_000_000_000  # of resident models; federations that need more are left out
+
+
+def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    """Return nothing: it is measured when it is drawn."""
+    return []
+
+
+def report(setting: Setting, choice: Choice) -> Report:
+    """Measure, unless it is there, and draw."""
+    path = setting.out / "fig2.json"
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        found = {"device": device_name("cpu"), "commit": commit(), "rows": measure(setting.scale)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    lines = [
+        (
+            f"{row['parameters']:,}",
+            f"{row['learners']:,}",
+            f"{1000 * row['cached']:,.2f}",
+            f"{1000 * row['without']:,.2f}",
+            f"{row['without'] / row['cached']:,.1f}",
+        )
+        for row in found["rows"]
+    ]
+    heads = ("parameters", "learners", "cached, ms", "without, ms", "times")
+    text = (
+        "## Figure 2: cost of a community update\n\n"
+        f"{markdown_table(heads, lines)}\nMade on: {found['device']}. Code: {found['commit']}.\n"
+        "\n![figure 2](fig2.png)\n"
+    )
+    return write_page(
+        setting.out, "fig2", text, [draw(found["rows"], setting.out / "fig2.png"), path]
+    )
+
+
+def measure(scale: str) -> list[dict[str, Any]]:
+    """Return the median seconds of a commit, for models of several sizes and many learners."""
+    sizes, counts, repeats = SIZES[scale]
+    rows = []
+    for size in sizes:
+        for count in counts:
+            if 4 * size * count <= MOST_BYTES:
+                commits = _Commits(size, count)
+                cached = [_seconds(commits.cached) for _ in range(repeats + 1)]
+                without = [_seconds(commits.without) for _ in range(min(repeats, 5) + 1)]
+                rows.append(
+                    {
+                        "parameters": size,
+                        "learners": count,
+                        # The first of each is a warm-up: it may include compiling.
+                        "cached": statistics.median(cached[1:]),
+                        "without": statistics.median(without[1:]),
+                    }
+                )
+    return rows
+
+
+class _Commits:
+    """A federation whose learners replace their models, one after the other."""
+
+    def __init__(self, size: int, count: int) -> None:
+        rng = np.random.default_rng(1990)
+        start = rng.normal(size=size).astype(np.float32)
+        self._learners = [LearnerId(f"{i:04d}") for i in range(count)]
+        self._community = CachedAverage()
+        for i, learner in enumerate(self._learners):
+            self._fold(learner, frozen(start * np.float32(1 + i / 7)))
+        self._arriving = frozen(start * np.float32(0.5))
+        self._turn = 0
+        self._current = self._community.model(self._arriving)
+
+    def cached(self) -> None:
+        learner = self._learners[self._turn % len(self._learners)]
+        self._turn += 1
+        replaced, _ = self._community.latest[learner]
+        self._fold(learner, self._arriving)
+        self._current = self._community.model(self._current)
+        self._arriving = replaced
+
+    def without(self) -> None:
+        total, mass = self._community.recompute()
+        divide(total, mass)
+
+    def _fold(self, learner: LearnerId, weights: Vector) -> None:
+        update = Update(learner, 0, weights, base_version=0, num_examples=1, num_steps=1)
+        self._community.fold(update, 1.0, weights)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> Path:
+    figure = new_figure(6.5, 4.2)
+    axes = figure.add_subplot()
+    for colour, size in zip(COLOURS, sorted({row["parameters"] for row in rows}), strict=False):
+        mine = [row for row in rows if row["parameters"] == size]
+        learners = [row["learners"] for row in mine]
+        for key, style, words in (("without", "--", "without cache"), ("cached", "-", "cached")):
+            milliseconds = [1000 * row[key] for row in mine]
+            label = f"{size / 1e6:.2g}M parameters, {words}"
+            axes.plot(learners, milliseconds, style, color=colour, marker="o", ms=4, label=label)
+    axes.set(xscale="log", yscale="log")
+    plain(axes, "learners in the federation", "ms per community update")
+    axes.legend(fontsize=8, frameon=False)
+    return write_figure(figure, path)
+
+
+STUDY = Study("fig2", "cost of a community update, with and without cache", cells, report)

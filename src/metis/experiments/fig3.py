@@ -1,0 +1,69 @@
+"""Figure 3: validation cycles of a fast and a slow learner, uniform IID.
+
+The paper draws it with thresholds of its own: tombstones 4 and 1, losses 0 % and 1 %.
+"""
+
+from __future__ import annotations
+
+from metis.experiments import table1
+from metis.experiments.cells import Cell, Setting, federated_cell
+from metis.experiments.outcome import read_outcomes
+from metis.experiments.pictures import GROUPS, new_figure, plain, write_figure
+from metis.experiments.study import Choice, Report, Study
+from metis.experiments.words import costs_table, made_with, write_page
+
+ROW, POLICY, CLUSTER = "uniform-iid", "async-dvw-adaptive", "heterogeneous"
+
+
+def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    return [
+        federated_cell(
+            setting,
+            "fig3",
+            table1.GRID.domain,
+            CLUSTER,
+            ROW,
+            POLICY,
+            seed,
+            table1.GRID.horizons[CLUSTER],
+            groups={"fast": {"vc_tomb": 4, "vc_loss": 0.0}, "slow": {"vc_tomb": 1, "vc_loss": 1.0}},
+        )
+        for seed in setting.seeds
+    ]
+
+
+def report(setting: Setting, choice: Choice) -> Report:
+    found = [one for one in read_outcomes(setting.out / "fig3") if one.cycles]
+    if not found:
+        return write_page(setting.out, "fig3", "## Figure 3\n\nIts cell is missing.\n")
+    cycles = found[0].cycles
+    figure = new_figure(5 * len(cycles), 3.6)
+    panels = figure.subplots(1, len(cycles), squeeze=False).ravel()
+    for axes, (group, one) in zip(panels, cycles.items(), strict=True):
+        losses, offers = one["losses"], one["offers"]
+        axes.plot(range(1, len(losses) + 1), losses, color=GROUPS.get(group), lw=1.2)
+        axes.vlines(offers, 0, 1, transform=axes.get_xaxis_transform(), color="#bbbbbb", lw=0.8)
+        marks = [losses[epoch - 1] for epoch in offers]
+        axes.plot(offers, marks, "o", color="#555555", ms=4, label="offers its model")
+        plain(axes, "local epochs", "validation loss")
+        axes.set_title(f"{one['learner']} ({group})", loc="left", fontsize=10)
+        axes.legend(fontsize=8, frameon=False)
+    picture = write_figure(figure, setting.out / "fig3.png")
+    said = [
+        f"- {one['learner']} ({group}): {len(one['offers'])} cycles in its first "
+        f"{len(one['losses'])} epochs"
+        for group, one in cycles.items()
+    ]
+    text = "\n".join(
+        [
+            "## Figure 3: validation cycles\n",
+            *said,
+            "\n![figure 3](fig3.png)\n",
+            costs_table(found),
+            made_with(found),
+        ]
+    )
+    return write_page(setting.out, "fig3", text, [picture])
+
+
+STUDY = Study("fig3", "validation cycles of a fast and a slow learner", cells, report)

@@ -1,0 +1,239 @@
+"""The SSTC paper: what compressed updates cost in accuracy, per round and per byte.
+
+The setting is the paper's as far as the data allows: the FEMNIST CNN, 5 local epochs of plain SGD
+at 0.1, batches of 16, p = 1 %, 50 learners a round, 1,000 rounds. FEMNIST itself (`--data femnist`)
+is used where it can be had; the default is MNIST divided by who wrote it: 539 writers, 10 classes
+instead of 3,400 and 62. Fewer rounds of fewer writers at scale short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metis.config import load
+from metis.data.sources import SOURCES, cache_directory
+from metis.experiments.cells import Cell, Horizon, Setting
+from metis.experiments.generated import NUM_OWNERS, generated_file
+from metis.experiments.outcome import Outcome, read_outcomes
+from metis.experiments.pictures import new_figure, plain, write_figure
+from metis.experiments.published import SSTC_ACCURACY
+from metis.experiments.sstc_kernels import look
+from metis.experiments.study import Choice, Report, Study, chosen
+from metis.experiments.words import made_with, markdown_table, write_page
+
+NAME, CLUSTER = "sstc", "writers"
+SHARES = (0.05, 0.125, 0.25, 0.4, 1.0)  # of kernels: the paper's Figure 3c
+DATA = {"mnist_by_writer": 539, "femnist": 3400}  # and its writers
+TARGET = 0.95  # megabytes until this accuracy are told
+
+
+def _stc(**more: Any) -> dict[str, Any]:
+    return {"codec": "stc", "sparsity": 0.01, **more}
+
+
+def _sstc(share: float, **more: Any) -> dict[str, Any]:
+    return {"codec": "sstc", "sparsity": 0.01, "kernels": share, **more}
+
+
+#: Every run by name: its policy, how updates travel, how community models do.
+RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "dense": ("sync-fedavg", {}, {}),
+    "int8": ("sync-fedavg", {"codec": "int8"}, {}),
+    "stc": ("sync-fedavg", _stc(), {}),
+    **{f"sstc-{share:g}": ("sync-fedavg", _sstc(share), {}) for share in SHARES},
+    "stc-ef": ("sync-fedavg", _stc(error_feedback=True), {}),
+    "sstc-0.125-ef": ("sync-fedavg", _sstc(0.125, error_feedback=True), {}),
+    "stc-both-ways": ("sync-fedavg", _stc(), _stc(error_feedback=True)),
+    "async-dvw-dense": ("async-dvw", {}, {}),
+    "async-dvw-sstc": ("async-dvw", _sstc(0.125), {}),
+    "async-dvw-sstc-both-ways": ("async-dvw", _sstc(0.125), {"codec": "stc", "sparsity": 0.1}),
+}
+SMOKE_RUNS = ("dense", "stc", "sstc-0.125", "async-dvw-sstc")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    rounds: int
+    per_round: int
+    test_every: int  # rounds
+
+
+SIZES = {"full": Size(1000, 50, 5), "short": Size(50, 10, 2), "smoke": Size(2, 3, 1)}
+
+
+def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    (data,) = chosen([choice.data or "mnist_by_writer"], tuple(DATA), f"data of {NAME}")
+    default = SMOKE_RUNS if setting.scale == "smoke" else tuple(RUNS)
+    names = chosen(choice.policies or default, tuple(RUNS), f"run of {NAME}")
+    return [_cell(setting, data, name, seed) for name in names for seed in setting.seeds]
+
+
+def _cell(setting: Setting, data: str, name: str, seed: int) -> Cell:
+    policy, upload, download = RUNS[name]
+    size = SIZES[setting.scale]
+    rounds = setting.rounds or size.rounds
+    each = 1 if policy.startswith("sync") else size.per_round  # versions that stand for a round
+    source = data if data in SOURCES else str(cache_directory().absolute() / f"{data}.npz")
+    learners = DATA[data]
+    if setting.scale == "smoke":
+        source = str(generated_file(setting.out / "generated", "mnist_by_writer"))
+        learners = NUM_OWNERS
+    config = load(
+        None,
+        policy=policy,
+        learners=learners,
+        seed=seed,
+        device=setting.device,
+        # Steps of one writer are too small to be shared out among cores.
+        engine="loop" if setting.device == "cpu" else "auto",
+        threads=1,
+        data={"name": source},
+        model={"name": "femnist_cnn"},
+        partition={"sizes": "uniform", "classes": "natural"},
+        train={"epochs": 5, "learning_rate": 0.1, "momentum": 0.0, "batch_size": 16},
+        recipe={"sample": size.per_round},
+        horizon={"versions": rounds * each, "test_every": size.test_every * each},
+        upload=upload,
+        download=download,
+        # Only when interrupted: with error feedback a checkpoint has a model for each writer.
+        output={"checkpoint_seconds": 0},
+    )
+    return Cell(
+        NAME,
+        CLUSTER,
+        data,
+        policy,
+        seed,
+        setting.scale,
+        Horizon(rounds=rounds),
+        config,
+        variant=name,
+    )
+
+
+# ---- what came of it ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One test, and what had been sent by then."""
+
+    version: int
+    updates: int
+    bytes_up: int
+    bytes_down: int
+    accuracy: float
+
+
+def points_of(one: Outcome) -> list[Point]:
+    return [
+        Point(int(version), updates, up, down, score)
+        for (_, version, score), (updates, up, down) in zip(one.curve, one.traffic, strict=True)
+    ]
+
+
+def curves_of(found: Sequence[Outcome]) -> dict[str, list[Point]]:
+    """Return the first seed's curves; runs of one kind end where the shortest of them does."""
+    first: dict[str, Outcome] = {}
+    for one in found:
+        first.setdefault(one.variant, one)
+    curves = {name: points_of(first[name]) for name in RUNS if name in first}
+    for kind in ("sync", "async"):
+        names = [name for name in curves if RUNS[name][0].startswith(kind)]
+        updates = min((curves[name][-1].updates for name in names), default=0)
+        for name in names:
+            curves[name] = [point for point in curves[name] if point.updates <= updates]
+    return curves
+
+
+def report(setting: Setting, choice: Choice) -> Report:
+    found = read_outcomes(setting.out / NAME)
+    if choice.data is not None:
+        found = [one for one in found if one.row == choice.data]
+    if not found:
+        return write_page(setting.out, NAME, "## SSTC\n\nAll its cells are missing.\n")
+    curves = curves_of(found)
+    snapshots = {one.variant: one.snapshot_bytes for one in found}
+    lines = [_line(name, points, snapshots[name]) for name, points in curves.items()]
+    heads = (
+        "run",
+        "updates",
+        "final",
+        "best",
+        "bytes each",
+        "times smaller",
+        "MB up",
+        f"MB up to {TARGET:g}",
+        "MB down",
+    )
+    absent = [name for name in RUNS if name not in curves]
+    published = ", ".join(f"{name} {value:.4f}" for name, value in SSTC_ACCURACY.items())
+    parts = [
+        "## SSTC: accuracy per round and per megabyte\n",
+        markdown_table(heads, lines),
+        f"Missing: {', '.join(absent)}.\n" if absent else "All runs are there.\n",
+        f"The paper, on FEMNIST after 1,000 rounds of 50 learners: {published}. "
+        f"Ours are of {found[0].dataset}, {found[0].horizon}.\n",
+    ]
+    pictures = [draw(curves, setting.out / f"{NAME}.png")]
+    parts.append(f"![accuracy per round, per megabyte, by share of kernels]({NAME}.png)\n")
+    for one in found:
+        if one.variant == "dense" and one.seed == found[0].seed:
+            text, drawn = look(setting.out, _run_of(setting.out, one))
+            parts.append(text)
+            pictures += drawn
+    parts.append(made_with(found))
+    return write_page(setting.out, NAME, "\n".join(parts), pictures)
+
+
+def _run_of(out: Path, one: Outcome) -> Path:
+    paths = (out / NAME / one.cluster / one.row).glob(f"{one.variant}*/config.toml")
+    return next((path.parent for path in sorted(paths)), out / NAME / "not there")
+
+
+def _line(name: str, points: Sequence[Point], snapshot_bytes: int) -> list[str]:
+    last = points[-1]
+    reached = next((p.bytes_up / 1e6 for p in points if p.accuracy >= TARGET), None)
+    each = last.bytes_up / max(last.updates, 1)
+    return [
+        name,
+        f"{last.updates:,}",
+        f"{last.accuracy:.4f}",
+        f"{max(point.accuracy for point in points):.4f}",
+        f"{each:,.0f}",
+        f"{snapshot_bytes / each:.1f}" if each else "-",
+        f"{last.bytes_up / 1e6:,.1f}",
+        "-" if reached is None else f"{reached:,.1f}",
+        f"{last.bytes_down / 1e6:,.1f}",
+    ]
+
+
+def draw(curves: dict[str, list[Point]], path: Path) -> Path:
+    figure = new_figure(15, 4.4)
+    by_round, by_bytes, by_share = figure.subplots(1, 3)
+    for name in ("dense", "int8", "stc", "sstc-0.125", "stc-ef", "sstc-0.125-ef"):
+        if name in curves:
+            points = curves[name][1:]
+            scores = [point.accuracy for point in points]
+            by_round.plot([point.version for point in points], scores, label=name)
+            by_bytes.plot([point.bytes_up / 1e6 for point in points], scores, label=name)
+    plain(by_round, "round", "test accuracy")
+    plain(by_bytes, "megabytes sent up, all learners")
+    by_bytes.set_xscale("log")
+    if by_round.lines:
+        by_round.legend(fontsize=8, frameon=False)
+    shares = [share for share in SHARES if f"sstc-{share:g}" in curves]
+    best = [max(p.accuracy for p in curves[f"sstc-{share:g}"]) for share in shares]
+    by_share.plot([100 * share for share in shares], best, "o-", label="SSTC")
+    if "stc" in curves:
+        highest = max(point.accuracy for point in curves["stc"])
+        by_share.axhline(highest, color="grey", linestyle="--", label="STC")
+    plain(by_share, "kernels kept (%)", "best accuracy")
+    by_share.legend(fontsize=8, frameon=False)
+    return write_figure(figure, path)
+
+
+STUDY = Study(NAME, "STC and SSTC against dense updates, by rounds and by bytes", cells, report)

@@ -1,0 +1,179 @@
+"""gRPC: the end of those who dial, sites and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from metis.core.errors import HandshakeError, IdentityError, LineError, ModelError
+from metis.core.types import Counts
+from metis.live.line import (
+    Charter,
+    Delivery,
+    Hello,
+    Item,
+    Order,
+    Receipt,
+    Standing,
+    Welcome,
+)
+from metis.live.overview import Overview
+from metis.store.packets import Piece
+from metis.transport import convert
+from metis.transport import wire_pb2 as wire
+from metis.transport.chunks import chunk_content, part_message
+from metis.transport.gate import NAME
+from metis.transport.rpc import FEDERATION, OPERATIONS, OPTIONS, as_message
+
+_CALL_SECONDS = 60.0
+_RECONNECT = [
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 10_000),
+]
+_GONE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+def channel_credentials(key: bytes, certificate: bytes, ca: bytes) -> grpc.ChannelCredentials:
+    """Return what a caller proves itself by, and knows the controller by."""
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+class RpcLine:
+    """A line over gRPC. A lost connection is a LineError; it comes back by itself if it can."""
+
+    def __init__(
+        self, address: str, name: str, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        self._dial = Dial(address, name, credentials)
+        self._session = 0
+
+    def charter(self) -> Charter:
+        return convert.charter_of(self._dial.ask("Charter", wire.Nothing(), wire.CharterText))
+
+    def join(self, hello: Hello) -> Welcome:
+        reply = self._dial.ask("Join", convert.hello_message(hello), wire.Welcome)
+        self._session = reply.session
+        return Welcome(reply.lease_seconds, reply.committed_steps, reply.federation, reply.session)
+
+    def orders(self) -> Iterator[Order | None]:
+        call = self._dial.method("Orders", "unary_stream", wire.Order.FromString)
+        with _as_our_errors():
+            listener = wire.Listener(session=self._session)
+            for message in call(listener, metadata=self._dial.metadata):
+                yield convert.order_of(message)
+
+    def fetch(self, item: Item) -> Iterator[Piece]:
+        call = self._dial.method("Fetch", "unary_stream", chunk_content)
+        with _as_our_errors():
+            yield from call(convert.item_message(item), metadata=self._dial.metadata)
+
+    def progress(self, task: int, num_steps: int) -> Standing:
+        report = wire.ProgressReport(task=task, num_steps=num_steps)
+        reply = self._dial.ask("Progress", report, wire.Standing)
+        return Standing(reply.committed_steps, reply.is_open)
+
+    def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
+        def parts() -> Iterator[wire.DeliveryPart | Piece]:
+            yield wire.DeliveryPart(delivery=convert.delivery_message(delivery))
+            yield from packet
+            yield wire.DeliveryPart(end=wire.Nothing())
+
+        read = wire.Receipt.FromString
+        call = self._dial.method("Deliver", "stream_unary", read, write=part_message)
+        with _as_our_errors():
+            reply = call(parts(), metadata=self._dial.metadata)
+        return Receipt(reply.taken, reply.reason)
+
+    def fail(self, task: int, reason: str, traceback: str = "") -> None:
+        report = wire.Failure(task=task, reason=reason, traceback=traceback)
+        self._dial.ask("Fail", report, wire.Nothing)
+
+    def score(self, evaluation: int, counts: Counts | None) -> None:
+        report = wire.ScoreReport(evaluation=evaluation)
+        if counts is not None:
+            report.counts.CopyFrom(convert.counts_message(counts))
+        self._dial.ask("Score", report, wire.Nothing)
+
+    def leave(self, withdraw: bool) -> None:
+        self._dial.ask("Leave", wire.Leaving(withdraw=withdraw), wire.Nothing)
+
+    def close(self) -> None:
+        self._dial.close()
+
+
+class Operator:
+    """Asks how a federation stands, and ends it."""
+
+    def __init__(
+        self, address: str, name: str, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        self._dial = Dial(address, name, credentials)
+
+    def status(self) -> Overview:
+        reply = self._dial.ask("Status", wire.Nothing(), wire.Overview, OPERATIONS)
+        return convert.overview_of(reply)
+
+    def stop(self, reason: str) -> None:
+        self._dial.ask("Stop", wire.StopOrder(reason=reason), wire.Nothing, OPERATIONS)
+
+    def close(self) -> None:
+        self._dial.close()
+
+
+class Dial:
+    """A connection; it comes back by itself if it can."""
+
+    def __init__(
+        self, address: str, name: str, credentials: grpc.ChannelCredentials | None
+    ) -> None:
+        self.metadata = ((NAME, name),)
+        options = OPTIONS + _RECONNECT
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options)
+
+    def ask(self, name: str, request: Any, reply: Any, service: str = FEDERATION) -> Any:
+        call = self.method(name, "unary_unary", reply.FromString, service)
+        with _as_our_errors():
+            return call(request, metadata=self.metadata, timeout=_CALL_SECONDS)
+
+    def method(
+        self,
+        name: str,
+        kind: str,
+        read: Callable[[bytes], Any],
+        service: str = FEDERATION,
+        write: Callable[[Any], bytes] = as_message,
+    ) -> Any:
+        return getattr(self._channel, kind)(f"/{service}/{name}", write, read)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@contextmanager
+def _as_our_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or "no reason given"
+        if code in _GONE:
+            raise LineError(f"the controller cannot be reached: {details}") from None
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            raise ModelError(details) from None
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            raise IdentityError(f"the controller refuses: {details}") from None
+        raise HandshakeError(details) from None

@@ -1,0 +1,123 @@
+"""Cells: what they ask for, where they lie, and that nothing published is without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from metis.core.errors import ConfigError
+from metis.experiments import sstc, table1, table2, table3
+from metis.experiments.cells import Cell, Horizon, Setting
+from metis.experiments.published import ACCURACY
+from metis.experiments.study import Choice
+
+
+def cell(setting: Setting, cluster: str, row: str, policy: str) -> Cell:
+    (found,) = table1.GRID.cells(setting, Choice((cluster,), (row,), (policy,)))
+    return found
+
+
+def test_table_1_has_nine_rows_of_eleven_cells(tmp_path: Path) -> None:
+    cells = table1.GRID.cells(Setting(tmp_path), Choice())
+
+    assert len({one.name for one in cells}) == len(cells) == 9 * (3 + 8)
+
+
+def test_every_published_number_has_a_cell(tmp_path: Path) -> None:
+    cells = {
+        (grid.name, one.cluster, one.row, one.policy)
+        for grid in (table1.GRID, table2.GRID, table3.GRID)
+        for one in grid.cells(Setting(tmp_path), Choice())
+    }
+
+    assert {key[:4] for key in ACCURACY} <= cells
+    assert len(ACCURACY) == 9 * 10 + 6 * 4 + 3 * 4
+
+
+def test_a_heterogeneous_cell_is_the_papers_federation(tmp_path: Path) -> None:
+    config = cell(Setting(tmp_path), "heterogeneous", "powerlaw-3", "async-dvw").config
+
+    assert config.group_sizes() == {"fast": 5, "slow": 5}
+    assert [group.seconds_per_step for group in config.groups.values()] == [0.03, 0.3]
+    assert (config.costs.profile, config.horizon.seconds) == ("paper", 14_000.0)
+    assert (config.partition.sizes, config.partition.classes) == ("powerlaw", 3)
+    assert (config.data.name, config.model.name, config.seed) == ("cifar10", "cifar_cnn", 1990)
+
+
+def test_a_homogeneous_cell_has_fast_learners_alone_and_200_rounds(tmp_path: Path) -> None:
+    config = cell(Setting(tmp_path), "homogeneous", "uniform-iid", "sync-dvw").config
+
+    assert config.group_sizes() == {"fast": 10}
+    assert (config.horizon.versions, config.horizon.seconds) == (200, None)
+
+
+def test_a_cell_has_a_directory_of_its_own_for_each_seed(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, seeds=(1990, 7))
+
+    cells = table1.GRID.cells(setting, Choice(("homogeneous",), ("skewed-5",), ("sync-dvw",)))
+
+    base = tmp_path / "table1" / "homogeneous" / "skewed-5"
+    assert [one.directory(tmp_path) for one in cells] == [
+        base / "sync-dvw",
+        base / "sync-dvw-seed7",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "whole", "expected"),
+    [
+        (Setting(Path(), "full"), Horizon(rounds=200), "200 rounds"),
+        (Setting(Path(), "short"), Horizon(rounds=200), "20 rounds"),
+        (Setting(Path(), "short"), Horizon(seconds=14_000.0), "1,400 s"),
+        (Setting(Path(), "short", rounds=7), Horizon(rounds=200), "7 rounds"),
+        (Setting(Path(), "full", seconds=90.0), Horizon(seconds=14_000.0), "90 s"),
+        (Setting(Path(), "full", seconds=90.0), Horizon(rounds=200), "200 rounds"),
+    ],
+)
+def test_a_horizon_follows_the_scale_unless_it_is_given(
+    setting: Setting, whole: Horizon, expected: str
+) -> None:
+    assert setting.horizon(whole).in_words() == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (Choice(rows=("powerlaw3",)), "did you mean 'powerlaw-3'"),
+        (Choice(policies=("async-dwv",)), "did you mean 'async-dvw'"),
+        (Choice(clusters=("homogenous",)), "did you mean 'homogeneous'"),
+    ],
+)
+def test_a_wrong_name_is_told_the_nearest_right_one(choice: Choice, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        table1.GRID.cells(Setting(Path()), choice)
+
+
+def test_the_other_reading_of_the_power_law_is_made_only_when_named(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+
+    assert not [c for c in table1.GRID.cells(setting, Choice()) if "geometric" in c.row]
+    (named, *_) = table1.GRID.cells(setting, Choice(rows=("geometric-3",)))
+    assert named.config.partition.sizes == "geometric"
+
+
+def test_other_data_for_table_3_has_its_own_name_and_half_of_its_classes(tmp_path: Path) -> None:
+    cells = table3.cells(Setting(tmp_path), Choice(data="mnist_by_writer"))
+
+    assert {one.study for one in cells} == {"table3-mnist_by_writer"}
+    assert {one.row for one in cells} == {"uniform-iid", "skewed-5", "powerlaw-iid"}
+    assert all(one.config.data.name.endswith("mnist_by_writer.npz") for one in cells)
+    with pytest.raises(ConfigError, match="did you mean 'fashion_mnist'"):
+        table3.grid_of("fashionmnist")
+
+
+def test_sstc_has_a_cell_for_each_run_and_its_codecs_are_the_papers(tmp_path: Path) -> None:
+    cells = {one.variant: one for one in sstc.cells(Setting(tmp_path), Choice())}
+
+    assert set(cells) == set(sstc.RUNS)
+    upload = cells["sstc-0.125"].config.upload
+    assert (upload.codec, upload.sparsity, upload.kernels) == ("sstc", 0.01, 0.125)
+    # An asynchronous run has a version for each update, of which a round has fifty.
+    assert cells["dense"].config.horizon.versions == 1000
+    assert cells["async-dvw-sstc"].config.horizon.versions == 50_000

@@ -1,0 +1,195 @@
+"""What is kept of a cell, and how cells are made, left alone and taken up again."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metis.config import load
+from metis.core.errors import Interrupted, RunError
+from metis.experiments.cells import Cell, Horizon, Setting, cell_from_json
+from metis.experiments.outcome import as_text, read_outcome, read_outcomes
+from metis.experiments.work import finished, make, run_cell
+from metis.runtime.journal import Record
+from tests.experiments.made_up import outcome
+
+
+def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:
+    """Four learners, real digits, a linear model: a second a cell."""
+    config = load(
+        None,
+        policy=policy,
+        learners=4,
+        model={"name": "linear"},
+        groups={"fast": {"seconds_per_step": 0.03}, "slow": {"seconds_per_step": 0.09}},
+        partition={"sizes": "uniform", "classes": "iid"},
+        train={"max_epochs": 4, "epochs": 1},
+        horizon={"seconds": 20.0},
+        **values,
+    )
+    horizon = Horizon(seconds=20.0)
+    return Cell("table1", "heterogeneous", "uniform-iid", policy, 1990, "full", horizon, config)
+
+
+def unwatched(cell: Cell) -> AbstractContextManager[tuple[Any, ...]]:
+    return nullcontext(())
+
+
+def test_an_outcome_agrees_with_the_runs_own_summary(tmp_path: Path) -> None:
+    made = run_cell(small(), tmp_path)
+
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert made == read_outcome(tmp_path / "cell.json")
+    assert made.final_score == summary["final_score"]
+    assert made.requests == summary["update_requests"] > 0
+    assert made.models_exchanged == 5 * made.requests  # one up, three to judges, one down
+    assert made.samples == summary["samples_trained"]
+    assert [point[1] for point in made.curve] == [point[1] for point in summary["curve"]]
+    assert made.traffic[-1][1] == summary["bytes_up"]
+    assert len(made.traffic) == len(made.curve)
+
+
+def test_validation_cycles_and_staleness_of_both_groups_are_kept(tmp_path: Path) -> None:
+    made = run_cell(small(), tmp_path)
+
+    assert set(made.cycles) == set(made.staleness) == {"fast", "slow"}
+    for cycle in made.cycles.values():
+        assert cycle["offers"]
+        assert max(cycle["offers"]) <= len(cycle["losses"])
+    updates = {group: stale["updates"] for group, stale in made.staleness.items()}
+    assert sum(updates.values()) == made.requests
+    assert updates["fast"] > updates["slow"]
+
+
+def test_an_outcome_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    one = outcome("async-dvw", 0.5)
+    path = tmp_path / "a" / "b" / "cell.json"
+    path.parent.mkdir(parents=True)
+
+    path.write_text(as_text(one))
+
+    assert read_outcomes(tmp_path) == [one]
+
+
+def test_rows_are_read_in_the_order_of_the_paper(tmp_path: Path) -> None:
+    rows = ["uniform-iid", "uniform-50", "uniform-5", "skewed-3", "powerlaw-iid", "powerlaw-3"]
+    for row in rows:
+        (tmp_path / row).mkdir()
+        (tmp_path / row / "cell.json").write_text(as_text(outcome("async-dvw", 0.5, row=row)))
+
+    assert [one.row for one in read_outcomes(tmp_path)] == rows
+
+
+def test_a_file_that_is_no_cell_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "cell.json"
+    path.write_text('{"study": "table1"}')
+
+    with pytest.raises(RunError, match=r"cell\.json is no cell of a table"):
+        read_outcome(path)
+
+
+def test_the_score_at_a_moment_is_that_of_the_last_model_before_it() -> None:
+    one = outcome("async-dvw", 0.5)
+
+    assert [one.score_at(at) for at in (-1.0, 0.0, 6_999.0, 7_000.0, 20_000.0)] == [
+        None,
+        0.1,
+        0.1,
+        0.49,
+        0.5,
+    ]
+
+
+def test_a_cell_survives_the_way_to_its_process(tmp_path: Path) -> None:
+    cell = replace(small(), variant="a-name")
+    values = json.loads(json.dumps(cell.as_json()))
+    (tmp_path / "config.toml").write_text(values["config"])
+
+    assert cell_from_json(values, load(tmp_path / "config.toml")) == cell
+
+
+def test_finished_cells_are_left_alone(tmp_path: Path) -> None:
+    setting, cell, told = Setting(tmp_path), small("sync-fedavg"), list[str]()
+    make([cell], setting, told.append, unwatched)
+    before = (cell.directory(tmp_path) / "cell.json").stat().st_mtime_ns
+
+    make([cell], setting, told.append, unwatched)
+
+    assert told[-1] == "1 of 1 cells are there already"
+    assert (cell.directory(tmp_path) / "cell.json").stat().st_mtime_ns == before
+
+
+def test_an_interrupted_cell_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    cell = small()
+    whole = run_cell(cell, tmp_path / "whole")
+
+    def stop(record: Record) -> None:
+        if record["kind"] == "version" and record["version"] == 3:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run_cell(cell, tmp_path / "stopped", (stop,))
+    assert not (tmp_path / "stopped" / "cell.json").exists()
+    # With more jobs it would be asked to use fewer cores; it goes on as it began.
+    resumed = run_cell(replace(cell, config=replace(cell.config, threads=1)), tmp_path / "stopped")
+
+    resumed = replace(resumed, wall_seconds=0.0, samples_per_second=0.0)
+    assert resumed == replace(whole, wall_seconds=0.0, samples_per_second=0.0)
+
+
+def test_a_cell_made_for_another_horizon_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    cell = small("sync-fedavg")
+    run_cell(cell, cell.directory(tmp_path))
+
+    assert finished(cell, tmp_path)
+    with pytest.raises(RunError, match="for 20 s, but scale full and 40 s are asked for"):
+        finished(replace(cell, horizon=Horizon(seconds=40.0)), tmp_path)
+
+
+def test_a_cell_that_cannot_be_made_does_not_keep_others_from_being_made(tmp_path: Path) -> None:
+    bad = replace(small("sync-dvw", data={"name": "cifar10", "directory": str(tmp_path)}), row="x")
+    good, told = small("sync-fedavg"), list[str]()
+
+    with pytest.raises(RunError, match=r"1 cells failed; the first: .*/x/sync-dvw: cifar10 is"):
+        make([bad, good], Setting(tmp_path), told.append, unwatched)
+
+    assert finished(good, tmp_path)
+
+
+def test_side_by_side_cells_say_why_they_failed_in_a_log(tmp_path: Path) -> None:
+    bad = replace(small("sync-dvw", data={"name": "cifar10", "directory": str(tmp_path)}), row="x")
+    good, told = small("sync-fedavg"), list[str]()
+
+    with pytest.raises(RunError, match="exit status 2"):
+        make([bad, good], Setting(tmp_path, jobs=2), told.append, unwatched)
+
+    assert finished(good, tmp_path)
+    assert "cifar10 is not prepared" in (bad.directory(tmp_path) / "log.txt").read_text()
+
+
+def test_time_that_is_over_leaves_cells_that_can_be_taken_up_again(tmp_path: Path) -> None:
+    cell = small("async-fedavg", output={"checkpoint_seconds": 0.0})
+    cell = replace(
+        cell, config=replace(cell.config, horizon=replace(cell.config.horizon, seconds=1e6))
+    )
+
+    with pytest.raises(Interrupted, match="1 of 1 cells are left"):
+        make([cell], Setting(tmp_path, stop_after=1.5), list[str]().append, unwatched)
+
+    directory = cell.directory(tmp_path)
+    assert (directory / "checkpoint.safetensors").exists()
+    assert not (directory / "cell.json").exists()
+
+
+def test_processes_that_are_stopped_before_they_have_begun_have_not_failed(tmp_path: Path) -> None:
+    cells = [small("sync-fedavg"), small("async-fedavg")]
+
+    with pytest.raises(Interrupted, match="2 of 2 cells are left"):
+        make(cells, Setting(tmp_path, jobs=2, stop_after=0.05), list[str]().append, unwatched)

@@ -1,0 +1,214 @@
+"""Tables, the check of orderings and figures, from cells that were never run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from metis.experiments import check, fig9, sstc, table1, table3
+from metis.experiments.cells import Setting
+from metis.experiments.check import FAILS, HOLDS, MISSING, findings
+from metis.experiments.outcome import Outcome, as_text
+from metis.experiments.study import Choice
+from metis.experiments.words import beside, markdown_table, score, write_page
+from tests.experiments.made_up import outcome
+
+
+def put(out: Path, *outcomes: Outcome) -> Setting:
+    for number, one in enumerate(outcomes):
+        path = out / one.study / one.cluster / one.row / f"{one.policy}-{number}" / "cell.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(as_text(one))
+    return Setting(out)
+
+
+def verdicts(*outcomes: Outcome) -> dict[str, str]:
+    return {one.claim: one.verdict for one in findings(outcomes)}
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+
+def test_a_score_of_several_seeds_has_its_spread() -> None:
+    assert score([0.5]) == "0.5000"
+    assert score([0.4, 0.6]) == "0.5000 ±0.1000 (2 seeds)"
+    assert score([]) == "-"
+
+
+def test_a_difference_is_taken_only_where_it_means_something() -> None:
+    assert beside([0.5], 0.6, comparable=True) == "0.5000 (0.6000, -0.1000)"
+    assert beside([0.5], 0.6, comparable=False) == "0.5000 (0.6000)"
+    assert beside([], 0.6, comparable=True) == "-"
+
+
+def test_columns_of_a_table_are_aligned() -> None:
+    lines = markdown_table(("a", "long"), [("wide cell", "b")]).splitlines()
+
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_a_page_is_renewed_where_a_readme_has_a_place_for_it(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- fig9.md -->\nold\n<!-- end -->\nafter <!-- end -->\n")
+
+    write_page(tmp_path, "fig9", "new\n")
+
+    assert page.read_text() == ("before\n<!-- fig9.md -->\nnew\n<!-- end -->\nafter <!-- end -->\n")
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def test_table_1_shows_ours_beside_the_published_and_names_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    setting = put(
+        tmp_path,
+        outcome("async-dvw-adaptive", 0.56),
+        outcome("async-dvw-adaptive", 0.58, seed=7),
+        outcome(
+            "sync-dvw",
+            0.62,
+            cluster="homogeneous",
+            horizon="200 rounds",
+            curve=[[9_000.0, 1, 0.58], [11_000.0, 2, 0.62]],
+        ),
+    )
+
+    text = table1.report(setting, Choice()).text
+
+    assert "0.5700 ±0.0100 (2 seeds) (0.5703, -0.0003)" in text
+    assert "0.6200 (0.6191, +0.0009)" in text  # after 200 rounds
+    assert "0.5800 (0.5744, +0.0056)" in text  # after 10,000 s
+    assert "97 of 99 cells are missing" in text
+    assert "- homogeneous: sync-fedavg, sync-uniform of powerlaw-3" in text
+    assert (tmp_path / "table1.md").read_text() == text
+    assert (tmp_path / "fig6.png").stat().st_size > 10_000
+
+
+def test_cells_of_a_shorter_horizon_are_not_compared(tmp_path: Path) -> None:
+    setting = put(tmp_path, outcome("fedasync", 0.3, horizon="1,400 s"))
+
+    text = table1.report(setting, Choice()).text
+
+    assert "after 1,400 s; in brackets the paper's after 14,000 s, so no difference" in text
+    assert "| 0.3000 (0.4205) |" in text
+
+
+def test_other_data_never_stands_beside_the_papers_numbers(tmp_path: Path) -> None:
+    mine = {"study": "table3-mnist_by_writer", "row": "uniform-iid", "dataset": "mnist_by_writer"}
+    setting = put(tmp_path, outcome("fedasync", 0.99, horizon="30,000 s", **mine))
+
+    text = table3.report(setting, Choice(data="mnist_by_writer")).text
+
+    assert "not the paper's data" in text
+    assert "0.8600" not in text
+
+
+# ---- orderings ---------------------------------------------------------------------------------
+
+
+def test_orderings_that_hold_are_said_to_hold() -> None:
+    found = verdicts(
+        outcome("sync-fedavg", 0.12),
+        outcome("sync-dvw", 0.35),
+        outcome("async-fedavg", 0.15),
+        outcome("fedasync", 0.42),
+        outcome("async-dvw", 0.565),
+        outcome("async-dvw-adaptive", 0.56),
+        outcome("async-uniform", 0.70),  # a control: it is told of, not competed with
+    )
+
+    assert found == {
+        "SyncDVW >= SyncFedAvg": HOLDS,
+        "AsyncDVW(na) >= AsyncFedAvg": HOLDS,
+        "AsyncDVW(a) >= AsyncFedAvg": HOLDS,
+        "AsyncDVW(a) best, or within 0.01 of the best": HOLDS,
+    }
+
+
+def test_orderings_that_fail_are_findings() -> None:
+    found = verdicts(outcome("sync-fedavg", 0.6), outcome("sync-dvw", 0.5))
+
+    assert found["SyncDVW >= SyncFedAvg"] == FAILS
+    assert found["AsyncDVW(a) best, or within 0.01 of the best"] == MISSING
+
+    behind = verdicts(outcome("fedasync", 0.52), outcome("async-dvw-adaptive", 0.5))
+    assert behind["AsyncDVW(a) best, or within 0.01 of the best"] == FAILS
+
+
+def test_a_finding_is_decided_by_the_final_score_and_says_what_the_last_tests_say() -> None:
+    steady = [[float(at), at, 0.7] for at in range(20)]
+    unlucky = [*steady[:-1], [19.0, 19, 0.6]]
+
+    (found, _) = findings(
+        [
+            outcome("sync-fedavg", 0.65, curve=[[0.0, 0, 0.65]]),
+            outcome("sync-dvw", 0.6, curve=unlucky),
+        ]
+    )[:2]
+
+    assert found.verdict == FAILS
+    assert found.why == "0.6000, 0.6500: -0.0500 (last 10 tests: +0.0400)"
+
+
+def test_policies_on_uniform_rows_must_be_alike_but_for_fedasync() -> None:
+    claim = "FedAvg and DVW within 0.02 of each other"
+    row = {"row": "uniform-3"}
+    alike = [outcome("async-fedavg", 0.75, **row), outcome("async-dvw", 0.74, **row)]
+
+    assert verdicts(*alike, outcome("fedasync", 0.6, **row))[claim] == HOLDS
+    assert verdicts(*alike, outcome("sync-dvw", 0.7, **row))[claim] == FAILS
+
+
+def test_cells_of_different_horizons_are_not_put_in_order() -> None:
+    found = verdicts(outcome("sync-fedavg", 0.6), outcome("sync-dvw", 0.5, horizon="1,400 s"))
+
+    assert found["SyncDVW >= SyncFedAvg"] == MISSING
+
+
+def test_the_check_says_what_scores_bring_over_equal_weights(tmp_path: Path) -> None:
+    setting = put(
+        tmp_path,
+        outcome("async-dvw", 0.55),
+        outcome("async-uniform", 0.5),
+        outcome("async-fedavg", 0.2),
+    )
+
+    text = check.report(setting, Choice()).text
+
+    assert "1 hold, 0 fail, 3 lack a cell, over 3 cells" in text
+    assert "| +0.0500" in text
+    assert "| +0.3000" in text
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+def test_figure_9_counts_models_a_request(tmp_path: Path) -> None:
+    setting = put(
+        tmp_path,
+        outcome("async-dvw", 0.5),
+        outcome("fedasync", 0.4, models_exchanged=40, evaluation_models=0),
+    )
+
+    text = fig9.report(setting, Choice()).text
+
+    assert "11.0" in text
+    assert "2.0" in text
+    assert (tmp_path / "fig9.png").exists()
+
+
+def test_a_study_without_cells_says_so(tmp_path: Path) -> None:
+    for study in (table1.STUDY, fig9.STUDY, sstc.STUDY, check.STUDY):
+        assert "missing" in study.report(Setting(tmp_path), Choice()).text or study is check.STUDY
+
+
+def test_compressed_runs_are_compared_after_as_many_updates_as_the_shortest_has() -> None:
+    dense = outcome("sync-fedavg", 0.9, study="sstc", variant="dense")
+    stopped = replace(dense, variant="stc", curve=dense.curve[:2], traffic=dense.traffic[:2])
+
+    curves = sstc.curves_of([dense, stopped])
+
+    assert [len(points) for points in curves.values()] == [2, 2]
+    assert curves["dense"][-1].updates == 10

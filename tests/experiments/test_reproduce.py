@@ -1,0 +1,100 @@
+"""`metis reproduce` from end to end on generated data: every table and figure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from metis.experiments.catalogue import STUDIES
+from metis.experiments.outcome import read_outcomes
+from metis.experiments.table1 import GRID
+from tests.command import Metis, assert_refused
+
+
+@pytest.mark.timeout(900)  # a minute or two of one core, but others may want it too
+def test_every_table_and_figure_can_be_made_of_generated_data(metis: Metis, tmp_path: Path) -> None:
+    done = metis("reproduce", "all", "--scale", "smoke", "--out", "results", "--quiet")
+
+    assert done.code == 0, done.err
+    results = tmp_path / "results"
+    pages = {path.stem for path in results.glob("*.md")}
+    assert pages == set(STUDIES)
+    pictures = {path.stem for path in results.glob("*.png")}
+    assert pictures >= {f"fig{n}" for n in range(2, 10)} | {"sstc", "sstc-fig1", "validation-size"}
+    outcomes = read_outcomes(results)
+    in_table = {(o.cluster, o.policy) for o in outcomes if o.study == "table1"}
+    assert in_table == {(c, policy) for c, names in GRID.policies.items() for policy in names}
+    assert all(one.scale == "smoke" and "generated" in one.dataset for one in outcomes)
+    assert all(one.requests > 0 and one.final_score is not None for one in outcomes)
+
+    again = metis("reproduce", "table1", "--scale", "smoke", "--out", "results", "--quiet")
+
+    assert "11 of 11 cells are there already" in again.out
+    assert len(read_outcomes(results)) == len(outcomes)
+    shutil.rmtree(results)  # half a gigabyte of models
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tabel1"], ["unknown table or figure 'tabel1'", "did you mean 'table1'?"]),
+        (["table1", "--rows", "powerlaw-4"], ["did you mean 'powerlaw-"]),
+        (["table1", "--policies", "sync-fedavq"], ["did you mean 'sync-fedavg'?"]),
+        (["table1", "--cluster", "hetero"], ["unknown cluster of table1 'hetero'"]),
+        (["table1", "--scale", "tiny"], ["unknown scale 'tiny'", "full, short, smoke"]),
+        (["table1", "--device", "tpu"], ["unknown device 'tpu'"]),
+        (["table1", "--seeds", "one"], ["--seeds 'one': expected numbers with commas"]),
+        (["table3", "--data", "emnist"], ["unknown data of table3 'emnist'", "emnist_byclass"]),
+        (["sstc", "--policies", "sct"], ["did you mean 'stc'?"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_word_is_told_what_would_be_right(
+    arguments: list[str], words: list[str], metis: Metis
+) -> None:
+    assert_refused(metis("reproduce", *arguments), *words)
+
+
+def test_a_report_alone_makes_no_cells_and_says_what_is_missing(
+    metis: Metis, tmp_path: Path
+) -> None:
+    done = metis("reproduce", "table1", "--report-only", "--out", "results")
+
+    assert done.code == 0
+    assert "99 of 99 cells are missing" in done.out
+    assert not (tmp_path / "results" / "table1").exists()
+
+
+def test_real_data_that_is_not_there_is_named_with_how_to_get_it(
+    metis: Metis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("METIS_DATA", str(tmp_path))
+    choice = ("--cluster", "homogeneous", "--rows", "uniform-iid", "--policies", "sync-fedavg")
+
+    done = metis("reproduce", "table1", *choice, "--out", "results", "--quiet")
+
+    assert done.code == 2
+    assert "cifar10 is not prepared" in done.err
+    assert "metis data prepare cifar10" in done.err
+
+
+def test_the_examples_of_the_page_about_it_run(metis: Metis) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+    for line in block.splitlines():
+        done = metis(*shlex.split(line.removeprefix("$ metis ")))
+        assert done.code == 0, done.err
+
+
+def test_the_page_about_it_names_everything_there_is(metis: Metis) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+
+    shown = metis("reproduce", "--help").out
+    for name in STUDIES:
+        assert name in shown
+        assert f"`{name}`" in page or name in ("fig6", "fig7")

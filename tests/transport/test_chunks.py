@@ -1,0 +1,60 @@
+"""Messages made by hand are protobuf's, byte for byte, and so are those read by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from metis.transport import wire_pb2 as wire
+from metis.transport.chunks import chunk_content, chunk_message, part_message, part_of
+
+LENGTHS = [1, 2, 127, 128, 129, 16_383, 16_384, 1 << 20, (1 << 21) + 5]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_chunk_is_the_message_that_protobuf_makes(length: int) -> None:
+    content = random.Random(length).randbytes(length)
+
+    assert chunk_message(memoryview(content)) == wire.Chunk(content=content).SerializeToString()
+    assert part_message(content) == wire.DeliveryPart(content=content).SerializeToString()
+
+
+@pytest.mark.parametrize("length", [0, *LENGTHS])
+def test_a_chunk_is_read_from_what_protobuf_makes(length: int) -> None:
+    content = random.Random(length).randbytes(length)
+
+    assert chunk_content(wire.Chunk(content=content).SerializeToString()) == content
+    part = part_of(wire.DeliveryPart(content=content).SerializeToString())
+    assert (part.content if isinstance(part, wire.DeliveryPart) else part) == content
+
+
+def test_a_part_that_holds_no_chunk_is_read_by_protobuf() -> None:
+    delivery = wire.DeliveryPart(delivery=wire.Delivery(task=7, num_steps=300))
+
+    assert part_of(part_message(delivery)) == delivery
+
+
+def test_a_chunk_with_fields_of_a_later_version_is_still_read() -> None:
+    later = wire.Chunk(content=b"abc").SerializeToString() + b"\x10\x01"
+
+    assert chunk_content(later) == b"abc"
+
+
+def test_nonsense_is_read_like_protobuf_reads_it_or_refused() -> None:
+    chance = random.Random(3)
+    good = wire.DeliveryPart(content=bytes(300)).SerializeToString()
+    for _ in range(3000):
+        text = bytearray(good[: chance.randrange(1, 40)])
+        for _ in range(chance.randrange(3)):
+            text[chance.randrange(len(text))] = chance.randrange(256)
+        try:
+            expected = wire.DeliveryPart.FromString(bytes(text))
+        except Exception as error:
+            with pytest.raises(type(error)):
+                part_of(bytes(text))
+            continue
+        found = part_of(bytes(text))
+
+        content = found.content if isinstance(found, wire.DeliveryPart) else bytes(found)
+        assert content == expected.content
