@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 
 #: Of malloc.h: M_ARENA_MAX 1, M_MMAP_MAX 0, M_TRIM_THRESHOLD never, M_TOP_PAD 64 MiB.
-_SETTINGS = ((-8, 1), (-4, 0), (-1, -1), (-2, 64 << 20))
+_SETTINGS = ((-8, 1), (-4, 0), (-1, 1 << 30), (-2, 64 << 20))
 
 
 def keep_freed_memory() -> None:

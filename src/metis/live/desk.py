@@ -12,6 +12,7 @@ import queue
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from metis.codecs.packet import checksum_of
 from metis.core.codec import Codec, Published
@@ -123,6 +124,7 @@ class Desk:
         self.broken: MetisError | None = None
         self._began = clock() - ledger.seconds
         self._post = Post(terms.upload, self.shelf.snapshot_bytes)
+        self._offer()
 
     def now(self) -> float:
         """Return for how many seconds the federation has been up."""
@@ -234,22 +236,28 @@ class Desk:
         return self.terms.upload.decode(packet, base)
 
     def _obey(self, commands: Iterable[Command], quiet: bool = False) -> None:
+        """Do what the controller says, then write it down: sites need not wait for that."""
+        writing: list[Callable[[], tuple[str, Record]]] = []
         for command in commands:
             match command:
                 case Publish():
-                    self._publish(command, quiet)
+                    writing.append(self._publish(command))
                 case Train() | Evaluate() if self._is_due():
                     continue  # nobody would want the answer
                 case Train(task):
-                    self._hand_out(task, quiet)
+                    writing.append(self._hand_out(task))
                 case Evaluate():
-                    self._ask(command, quiet)
+                    writing.append(self._ask(command))
                 case Refuse(learner, number, reason):
                     self._settled(number)
-                    self._write(quiet, "refuse", refuse_record(command))
                     self.site(learner).orders.put(Refusal(number, reason))
+                    writing.append(partial(_told, "refuse", refuse_record(command)))
+        if not quiet:
+            for told in writing:
+                kind, fields = told()
+                self.journal.write(kind, self.now(), **fields)
 
-    def _publish(self, command: Publish, quiet: bool) -> None:
+    def _publish(self, command: Publish) -> Callable[[], tuple[str, Record]]:
         community = self.ledger.controller.community
         packet = community.packet if isinstance(community, Published) else None
         version = command.snapshot.version
@@ -259,20 +267,26 @@ class Desk:
         for fold in command.folds:
             self._settled(fold.task)
             self.ledger.folded[fold.learner] = self.ledger.folded.get(fold.learner, 0) + 1
-        self._write(quiet, "version", version_record(command, packet))
+        self._offer()
+        return lambda: ("version", version_record(command, packet))  # whose digest takes a while
 
     def _settled(self, task: int) -> None:
         if self.ledger.arrived.pop(task, None) is not None:
             self.shelf.settled(task)
 
-    def _hand_out(self, task: Task, quiet: bool) -> None:
+    def _offer(self) -> None:
+        """Have ready whatever anybody at work starts from, and the newest version."""
+        controller = self.ledger.controller
+        starts = [controller.current, *(task.start for task in controller.tasks.values())]
+        self.shelf.offer({start.version: start.weights for start in starts})
+
+    def _hand_out(self, task: Task) -> Callable[[], tuple[str, Record]]:
         route = self._post.to_learner(self.ledger.mail, task.learner, task.start.version)
         items: tuple[Item, ...] = tuple(PacketOf(number) for number in route.packets)
         if route.whole:
             items = (SnapshotOf(task.start.version),)
         # One that comes back gets no more time than it had.
         self.leases.setdefault(task.number, self._watch(self.terms.lease_seconds))
-        self._write(quiet, "task", task_record(task, route.num_bytes))
         self.site(task.learner).orders.put(
             TrainOrder(
                 task.number,
@@ -283,8 +297,9 @@ class Desk:
                 items,
             )
         )
+        return partial(_told, "task", task_record(task, route.num_bytes))
 
-    def _ask(self, command: Evaluate, quiet: bool) -> None:
+    def _ask(self, command: Evaluate) -> Callable[[], tuple[str, Record]]:
         packet_bytes = self.ledger.arrived[command.task]
         route = self._post.to_judge(
             self.ledger.mail, command.judge, command.base_version, packet_bytes
@@ -294,10 +309,10 @@ class Desk:
             items = (*(PacketOf(number) for number in route.packets), UpdateOf(command.task))
         number = command.evaluation
         self.deadlines.setdefault(number, self._watch(self._deadline_seconds()))
-        self._write(quiet, "evaluate", evaluate_record(command, route.num_bytes))
         self.site(command.judge).orders.put(
             EvaluateOrder(number, command.task, command.base_version, items)
         )
+        return partial(_told, "evaluate", evaluate_record(command, route.num_bytes))
 
     def _deadline_seconds(self) -> float:
         """A judge that died must not hold up a round for longer than a trainer that did."""
@@ -306,10 +321,6 @@ class Desk:
     def _watch(self, seconds: float) -> Watch:
         now = self.clock()
         return Watch(now + seconds, now)
-
-    def _write(self, quiet: bool, kind: str, fields: Record) -> None:
-        if not quiet:
-            self.journal.write(kind, self.now(), **fields)
 
     @contextmanager
     def or_broken(self) -> Iterator[None]:
@@ -324,6 +335,10 @@ class Desk:
             if isinstance(error, MetisError):
                 self.broken = error
             raise
+
+
+def _told(kind: str, fields: Record) -> tuple[str, Record]:
+    return kind, fields
 
 
 def refusal_of(commands: Iterable[Command], task: int) -> str | None:

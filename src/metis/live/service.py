@@ -30,13 +30,16 @@ from metis.live.line import (
     Farewell,
     Hello,
     Item,
+    ModelOf,
     Order,
+    PacketOf,
     Receipt,
+    SnapshotOf,
     Standing,
+    UpdateOf,
     Welcome,
 )
 from metis.live.overview import Overview, overview_of
-from metis.live.shelf import found_for
 from metis.runtime.journal import Journal, Record
 from metis.runtime.post import packet_digest
 from metis.store.packets import Held, Packets, Piece
@@ -145,12 +148,10 @@ class Service:
 
     def fetch(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
         """Give what an order named, piece by piece. ModelError if it is not there any more."""
-        with self._turn:
-            self._heard(learner)
-            task = self.ledger.controller.task_of.get(learner)
-            found = found_for(self._desk.ledger.controller, learner, item)
+        self._heard(learner)
+        task = self.ledger.controller.task_of.get(learner)
         try:
-            yield from self._renewing(task, self._desk.shelf.pieces_of(found))
+            yield from self._renewing(task, self._source(learner, item))
         except JournalError as error:
             raise ModelError(f"it is not kept any more: {error}") from None
 
@@ -345,6 +346,27 @@ class Service:
         watch = None if task is None else self._desk.leases.get(task)
         if watch is not None:
             watch.until = self._desk.clock() + self.terms.lease_seconds
+
+    def _source(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
+        shelf = self._desk.shelf
+        match item:
+            case SnapshotOf(version):
+                return shelf.snapshot_pieces(version)
+            case PacketOf(version):
+                return shelf.version_pieces(version)
+            case UpdateOf(task):
+                self._judged_by(learner, task)
+                return shelf.update_pieces(task)
+            case ModelOf(task):
+                return shelf.model_pieces(self._judged_by(learner, task))
+
+    def _judged_by(self, learner: LearnerId, task: int) -> Model:
+        """Return the model of an update, to whoever was asked to judge it and to nobody else."""
+        with self._turn:
+            for number, ticket in self.ledger.controller.evaluations.items():
+                if ticket.update.task == task and ticket.waiting_for[number] == learner:
+                    return ticket.update.weights
+        raise ModelError(f"the update of task {task} is not for {learner} to judge, or no more")
 
     def _refused(self, what: str, learner: LearnerId, reason: str) -> None:
         """Note that a learner was turned away, but not so often that it fills the disk."""

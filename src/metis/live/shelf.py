@@ -4,43 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from metis.codecs.dense import Dense
-from metis.core.controller import Controller
 from metis.core.errors import ModelError
-from metis.core.types import Layout, LearnerId, Model, dense
-from metis.live.line import Item, ModelOf, PacketOf, SnapshotOf, UpdateOf, pieces
+from metis.core.types import Layout, Model, Vector, dense
+from metis.live.line import pieces
 from metis.store.packets import Held, Packets, Piece
 
 SLACK_BYTES = 4096  # that a packet may be longer than the model as it is
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What somebody may fetch: an item, and the models it may be made of."""
-
-    item: Item
-    models: Mapping[int, Model]  # by version; of a ModelOf, one by the number 0
-
-
-def found_for(controller: Controller, learner: LearnerId, item: Item) -> Found:
-    """Return what a learner asks for; ModelError if it is not there, or not for it to see."""
-    match item:
-        case UpdateOf(task) | ModelOf(task):
-            for number, ticket in controller.evaluations.items():
-                if ticket.update.task == task and ticket.waiting_for[number] == learner:
-                    return Found(item, {0: ticket.update.weights})
-            raise ModelError(
-                f"the update of task {task} is not, or no more, for {learner} to judge"
-            )
-        case SnapshotOf(version):
-            starts = [controller.current, *(task.start for task in controller.tasks.values())]
-            models = {start.version: start.weights for start in starts}
-            if version not in models:
-                raise ModelError(f"version {version} is not handed out any more")
-            return Found(item, models)
-    return Found(item, {})
 
 
 class Shelf:
@@ -51,6 +22,7 @@ class Shelf:
         self._dense = Dense(layout)
         self._making = threading.Lock()
         self._snapshots: dict[int, Sequence[Piece]] = {}
+        self._offered: Mapping[int, Vector] = {}
 
     @property
     def snapshot_bytes(self) -> int:
@@ -97,29 +69,28 @@ class Shelf:
     def version_pieces(self, version: int) -> Iterator[Piece]:
         return self._packets.chunks(f"version-{version}")
 
-    def snapshot_pieces(self, version: int, model: Model, keep: Collection[int]) -> Iterator[Piece]:
-        """Give a version as a packet, made once for all who start from it."""
+    def offer(self, versions: Mapping[int, Vector]) -> None:
+        """Have these versions ready, and no others."""
+        self._offered = versions
+        with self._making:
+            self._snapshots = {n: p for n, p in self._snapshots.items() if n in versions}
+
+    def snapshot_pieces(self, version: int) -> Iterator[Piece]:
+        """Give a version as a packet, made once for all who start from it.
+
+        Waits for nobody but who makes it: not for the event that led to it to be written down.
+        """
+        model = self._offered.get(version)
+        if model is None:
+            raise ModelError(f"version {version} is not handed out any more")
         with self._making:
             if version not in self._snapshots:
-                self._snapshots = {n: p for n, p in self._snapshots.items() if n in keep}
                 self._snapshots[version] = self._packed(model)
             parts = self._snapshots[version]
         return pieces(*parts)
 
     def model_pieces(self, model: Model) -> Iterator[Piece]:
         return pieces(*self._packed(model))
-
-    def pieces_of(self, found: Found) -> Iterator[Piece]:
-        """Give what `found_for` found."""
-        match found.item:
-            case PacketOf(version):
-                return self.version_pieces(version)
-            case UpdateOf(task):
-                return self.update_pieces(task)
-            case ModelOf():
-                return self.model_pieces(found.models[0])
-            case SnapshotOf(version):
-                return self.snapshot_pieces(version, found.models[version], found.models)
 
     def _packed(self, model: Model) -> Sequence[Piece]:
         return self._dense.parts(dense(model))
