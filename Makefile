@@ -11,7 +11,7 @@ help:
 	@echo "make test   run all tests"
 	@echo "make check  formatting, lint, types"
 	@echo "make bench  the measured claims (writes docs/results/)"
-	@echo "make soak   what takes longer: full fuzzing, killing a run again and again"
+	@echo "make soak   what takes longer: full fuzzing, kill sweeps, storms, strangers, a 3 GB model"
 	@echo "make clean  remove what make made"
 
 $(READY): pyproject.toml constraints.txt
@@ -39,6 +39,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulate.py --workload async --seconds 20 --out docs/results/simulate-async.json
 	$(BIN)/python benchmarks/scaling.py --out docs/results/scaling.json --plot docs/results/scaling.png
 	$(BIN)/python benchmarks/codecs.py --out docs/results/codecs.json
+	$(BIN)/python benchmarks/wire.py --out docs/results/wire.json
+	$(BIN)/python benchmarks/load.py --out docs/results/load.json --plot docs/results/load.png
 	$(BIN)/python benchmarks/tables.py
 
 soak: $(READY)

@@ -239,6 +239,51 @@ def codecs_compare() -> str:
     return "\n".join(lines)
 
 
+def wire() -> str:
+    """One row for each way that bytes go; synchronous seconds are of a round, others of an update."""
+    found = _read("wire.json")
+    lines = [
+        "| parameters | way | TLS | durable | round, s | update, s | round / sockets | update / sockets |",
+        "|--:|---|---|---|--:|--:|--:|--:|",
+    ]
+    for size in found["sizes"]:
+        by_name: dict[str, dict[str, Any]] = {}
+        for row in size["cases"]:
+            by_name.setdefault(row["name"], {})[row["pace"]] = row
+        for rows in by_name.values():
+            one = rows["sync"]
+            cells = [f"{size['num_parameters']:,}", one["way"]]
+            cells += ["yes" if one.get(key) else "" for key in ("tls", "durable")]
+            cells += [_wire(rows.get(pace), "seconds", ".3f") for pace in ("sync", "async")]
+            cells += [_wire(rows.get(pace), "to_like", ".2f") for pace in ("sync", "async")]
+            lines.append(f"| {' | '.join(cells)} |")
+    missed = [t for t in found["targets"] if not t["met"]]
+    said = "; ".join(
+        f"{t['name']} {t['pace']} at {t['num_parameters']:,}: {t['to_tcp']:.2f} of {t['at_least']}"
+        for t in missed
+    )
+    lines += ["", f"Targets missed: {said or 'none'}."]
+    return "\n".join(lines)
+
+
+def _wire(row: dict[str, Any] | None, key: str, form: str) -> str:
+    if row is None or key not in row:
+        return ""
+    cell = row[key]
+    return f"{cell['median']:{form}} ({cell['least']:{form}} to {cell['most']:{form}})"
+
+
+def load() -> str:
+    found = _read("load.json")
+    return (
+        f"{found['learners']} learners, {found['policy']}, {found['parameters']:,} parameters, "
+        f"{found['seconds']:.0f} s: {found['updates_per_second']:.0f} updates/s, each durable and a "
+        f"version of its own; {found['refused_or_expired']} refused or expired. Resident memory "
+        f"{found['early_mib']:.0f} MiB in the second fifth of the time, {found['late_mib']:.0f} MiB "
+        f"in the last ({100 * found['growth']:+.1f} %)."
+    )
+
+
 def _codec(row: dict[str, Any]) -> str:
     """A codec by name, its coding, and whether it makes up for what it left out."""
     parts = [row["codec"], row["coding"], "error feedback" if row.get("error_feedback") else None]
@@ -268,6 +313,8 @@ TABLES = {
     "codecs-sizes": codecs_sizes,
     "codecs-averaging": codecs_averaging,
     "codecs-compare": codecs_compare,
+    "wire": wire,
+    "load": load,
 }
 
 

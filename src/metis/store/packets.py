@@ -30,6 +30,7 @@ class Held:
 
 _NAME = re.compile(r"[a-z]+-\d{1,18}")
 _CHUNK = 1 << 20  # bytes read at a time
+_WRITTEN_AT_ONCE = 8 << 20  # bytes; each time, other threads get between this one and its next step
 
 
 class Packets(Protocol):
@@ -130,8 +131,11 @@ class OnDisk:
         gathered, whole = Gathered(max_bytes), False
         try:
             with open(half, "wb", buffering=0) as file:
-                for chunk in gathered.passing(chunks):
-                    _write_all(file, chunk)
+                written = 0
+                for _ in gathered.passing(chunks):
+                    if gathered.length - written >= _WRITTEN_AT_ONCE:
+                        written += _write_all(file, gathered.content[written:])
+                _write_all(file, gathered.content[written:])
                 os.fsync(file.fileno())
             whole = True
         except OSError as error:
@@ -184,11 +188,12 @@ def _check(name: str) -> None:
         raise ValueError(f"{name!r} is no name of a packet")
 
 
-def _write_all(file: IO[bytes], chunk: Piece) -> None:
-    """Write a chunk to an unbuffered file, which may take less than it is given."""
-    left = memoryview(chunk)
+def _write_all(file: IO[bytes], content: memoryview) -> int:
+    """Write to an unbuffered file, which may take less than it is given; return how much it was."""
+    left = content
     while left:
         left = left[file.write(left) :]
+    return len(content)
 
 
 class Gathered:
@@ -200,17 +205,17 @@ class Gathered:
 
     def __init__(self, max_bytes: int) -> None:
         self._room = np.empty(max_bytes, np.uint8).data
-        self._length = 0
+        self.length = 0
 
     @property
     def content(self) -> memoryview:
-        return self._room[: self._length].toreadonly()
+        return self._room[: self.length].toreadonly()
 
     def passing(self, chunks: Iterable[Piece]) -> Iterator[Piece]:
         for chunk in chunks:
-            end = self._length + len(chunk)
+            end = self.length + len(chunk)
             if end > len(self._room):
                 raise ModelError(f"packet is longer than the {len(self._room)} bytes it may have")
-            self._room[self._length : end] = chunk
-            self._length = end
+            self._room[self.length : end] = chunk
+            self.length = end
             yield chunk
