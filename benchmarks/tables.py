@@ -240,10 +240,11 @@ def codecs_compare() -> str:
 
 
 def wire() -> str:
-    """One row for each way that bytes go; synchronous seconds are of a round, others of an update."""
+    """One row for each way that bytes go: seconds of a synchronous round, and of an update."""
     found = _read("wire.json")
     lines = [
-        "| parameters | way | TLS | durable | round, s | update, s | round / sockets | update / sockets |",
+        "| parameters | way | TLS | durable | round, s | update, s "
+        "| round / sockets | update / sockets |",
         "|--:|---|---|---|--:|--:|--:|--:|",
     ]
     for size in found["sizes"]:
@@ -277,10 +278,10 @@ def load() -> str:
     found = _read("load.json")
     return (
         f"{found['learners']} learners, {found['policy']}, {found['parameters']:,} parameters, "
-        f"{found['seconds']:.0f} s: {found['updates_per_second']:.0f} updates/s, each durable and a "
-        f"version of its own; {found['refused_or_expired']} refused or expired. Resident memory "
-        f"{found['early_mib']:.0f} MiB in the second fifth of the time, {found['late_mib']:.0f} MiB "
-        f"in the last ({100 * found['growth']:+.1f} %)."
+        f"{found['seconds']:.0f} s: {found['updates_per_second']:.0f} updates/s, each durable and "
+        f"a version of its own; {found['refused_or_expired']} refused or expired. Resident memory "
+        f"{found['early_mib']:.0f} MiB in the second fifth of the time, "
+        f"{found['late_mib']:.0f} MiB in the last ({100 * found['growth']:+.1f} %)."
     )
 
 

@@ -169,7 +169,7 @@ def test_a_controller_killed_by_force_goes_on_as_if_nothing_was(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("policy", "versions"), [("sync-dvw", 45), ("async-dvw", 500)])
+@pytest.mark.parametrize(("policy", "versions"), [("sync-dvw", 300), ("async-dvw", 1500)])
 def test_a_controller_killed_fifty_times_goes_on_as_if_nothing_was(
     policy: str, versions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
