@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from metis.config import load
 from metis.deploy.found import found
-from metis.live.agree import agreed, digest_of
 from metis.runtime.journal import read_journal
 from metis.store.weights import read_first
 from tests.command import Metis, assert_refused
@@ -219,8 +217,3 @@ def test_the_state_directory_holds_one_federation_only(metis: Metis) -> None:
 
     assert outcome.code == 2
     assert "was founded with another config: policy is" in outcome.err
-
-
-def test_the_digest_of_an_agreement_is_that_of_its_text() -> None:
-    assert digest_of(agreed(load(None))) == digest_of(agreed(load(None)))
-    assert json.dumps(digest_of("")) == '"e3b0c44298fc1c14"'

@@ -83,7 +83,7 @@ MAY_USE = {
     "runtime": {"numpy", "(torch)"},
     "live": set[str](),
     "transport": {"numpy", "grpc", "google", "(grpc_health)", "(grpc_reflection)"},
-    "deploy": {"grpc"},
+    "deploy": {"grpc", "numpy"},
     "report": {"numpy", "rich", "(matplotlib)"},
     "experiments": {"numpy", "(matplotlib)", "(torch)"},
     "tables": set[str](),

@@ -16,8 +16,8 @@ from metis.config import Config, dump, load
 from metis.core.errors import LineError, RunError
 from metis.core.types import LearnerId
 from metis.deploy.found import found
+from metis.live.direct import DirectLine
 from metis.live.line import Item, Order, Receipt
-from metis.live.memory import MemoryLine
 from metis.live.service import Service
 from metis.runtime.journal import Journal, Listener, read_journal
 from metis.runtime.post import packet_digest
@@ -220,7 +220,7 @@ class Host:
         return service is self.service
 
 
-class MortalLine(MemoryLine):
+class MortalLine(DirectLine):
     """A line that goes down with the controller, and comes back with it."""
 
     def __init__(self, host: Host, learner: LearnerId) -> None:

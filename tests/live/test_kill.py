@@ -22,8 +22,8 @@ from metis.deploy.equip import equip
 from metis.deploy.found import found
 from metis.learn.threads import num_threads
 from metis.live.agree import agreed, digest_of
+from metis.live.direct import DirectLine
 from metis.live.line import Delivery, Receipt
-from metis.live.memory import MemoryLine
 from metis.live.site import Memory, Site
 from metis.runtime.assemble import lay_out
 from metis.runtime.journal import Record
@@ -128,7 +128,7 @@ def versions_of_whole_run(config: Config, directory: Path) -> list[tuple[Any, ..
     """Return the versions of the same federation with nobody killed, in this process."""
     initial = write_first(directory / "whole.safetensors")
     service = found(directory / "whole", config, initial)
-    attend([toy_site(config, name, MemoryLine(service, name)) for name in names_of(config)])
+    attend([toy_site(config, name, DirectLine(service, name)) for name in names_of(config)])
     service.journal.close()
     return versions_of(journal_of(directory / "whole"))
 
@@ -267,7 +267,7 @@ def versions_with_killed_learner(
         sites = []
         for name in others:
             equipment, mirror = equip(parts, name, digest_of(agreed(config)))
-            sites.append(Site(equipment, MemoryLine(service, name), mirror, Memory()))
+            sites.append(Site(equipment, DirectLine(service, name), mirror, Memory()))
         work = threading.Thread(target=attend, args=(sites, 900.0), daemon=True)
         work.start()
         learner = LearnerProcess(directory, config, f"127.0.0.1:{port}")

@@ -17,8 +17,8 @@ from torch import nn
 
 from metis.core.types import LearnerId
 from metis.learn.threads import num_threads
+from metis.live.direct import DirectLine
 from metis.live.line import EvaluateOrder, Farewell, Item, Refusal, TrainOrder
-from metis.live.memory import MemoryLine
 from metis.runtime.journal import Record
 from tests.live.toy import (
     LOOK_SECONDS,
@@ -44,7 +44,7 @@ def folded(records: list[Record]) -> set[str]:
 
 
 def attend(found: Federation, name: str, step_seconds: float = 0.02) -> Attending:
-    return found.site(Toy(name, step_seconds), MemoryLine(found.service, LearnerId(name)))
+    return found.site(Toy(name, step_seconds), DirectLine(found.service, LearnerId(name)))
 
 
 def goes_on_with(found: Federation, names: set[str], seconds: float = 5.0) -> bool:
@@ -110,7 +110,7 @@ def test_what_is_withdrawn_is_in_no_later_version() -> None:
 
 def test_of_two_processes_with_one_name_the_older_is_told_and_ends() -> None:
     with federation("async-fedavg", learners=1, versions=None, size=1000) as found:
-        older = found.site(Toy("a", 0.02), MemoryLine(found.service, LearnerId("a")))
+        older = found.site(Toy("a", 0.02), DirectLine(found.service, LearnerId("a")))
         assert eventually(lambda: found.of("version"))
 
         newer = found.site(Toy("a", 0.02), found.line("a"))
@@ -212,7 +212,7 @@ def test_an_epoch_longer_than_its_lease_does_not_expire_while_steps_are_done() -
         assert folded(found.of("version")) == {"a"}
 
 
-class SlowDown(MemoryLine):
+class SlowDown(DirectLine):
     """A line on which every model takes a while to come."""
 
     def fetch(self, item: Item) -> Iterator[bytes | memoryview]:

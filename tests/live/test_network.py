@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from metis.core.types import Counts
+from metis.live.direct import DirectLine
 from metis.live.line import Delivery, Hello, Line, Receipt, Standing, Welcome
-from metis.live.memory import MemoryLine
 from metis.transport import rpc
 from tests.live.proxy import Proxy, Storm
 from tests.live.toy import Attending, Federation, Toy, eventually, federation, impatient
@@ -31,7 +31,7 @@ def calm() -> list[str]:
     """The versions of a federation without a network."""
     with federation() as found:
         for name in NAMES:
-            found.site(Toy(name), MemoryLine(found.service, Toy(name).name))
+            found.site(Toy(name), DirectLine(found.service, Toy(name).name))
         assert found.finishes()
         return found.versions()
 

@@ -15,9 +15,9 @@ from metis.core.errors import RunError
 from metis.core.types import LearnerId
 from metis.deploy.found import found
 from metis.deploy.memory_file import MemoryFile
+from metis.live.direct import DirectLine
 from metis.live.host import Clockwork
 from metis.live.line import Item, Order
-from metis.live.memory import MemoryLine
 from metis.live.service import Service
 from metis.live.site import Memory, Site
 from tests.live.mortal import Disk, Fuse, Killed
@@ -37,11 +37,11 @@ from tests.live.rig import (
 MORTAL = LearnerId("learner-02")
 
 
-class FrailLine(MemoryLine):
+class FrailLine(DirectLine):
     """The line of a site that may die before it says a thing, or before it hears the answer."""
 
     def __init__(self, service: Service, fuse: Fuse) -> None:
-        self._line = MemoryLine(service, MORTAL)
+        self._line = DirectLine(service, MORTAL)
         self._service_orders = service.orders
         self._fuse = fuse
         self._life = fuse.life
@@ -134,7 +134,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
             service = found(directory / "state", config, initial)
             mortal = Mortal(config, service, memory, fuse)
             others = [
-                toy_site(config, name, MemoryLine(service, name))
+                toy_site(config, name, DirectLine(service, name))
                 for name in names_of(config)
                 if name != MORTAL
             ]
@@ -199,7 +199,7 @@ def test_a_site_that_cannot_keep_its_memory_says_nothing_and_ends(tmp_path: Path
         raise RunError("cannot write the memory: No space left on device")
 
     (name,) = names_of(config)
-    site = toy_site(config, name, MemoryLine(service, name), keep=full)
+    site = toy_site(config, name, DirectLine(service, name), keep=full)
     error = ended(site, within_seconds=5.0)
 
     service.journal.close()
@@ -211,7 +211,7 @@ def test_a_site_that_is_stopped_ends_though_no_order_comes(tmp_path: Path) -> No
     config = toy_config("sync-fedavg", 2)  # two others are waited for
     service = found(tmp_path, config, write_first(tmp_path / "first.safetensors"))
     (name, *_) = names_of(config)
-    site = toy_site(config, name, MemoryLine(service, name))
+    site = toy_site(config, name, DirectLine(service, name))
     threading.Timer(0.3, site.stop).start()
 
     error = ended(site, within_seconds=5.0)
@@ -229,7 +229,7 @@ def test_an_epoch_longer_than_the_lease_does_not_cost_a_site_its_task(tmp_path: 
     site = toy_site(
         config,
         name,
-        MemoryLine(service, name),
+        DirectLine(service, name),
         step_seconds=1.2,
         keep=lambda memory: time.sleep(0.2),
     )

@@ -16,9 +16,9 @@ from metis.deploy.equip import equip
 from metis.learn.threads import num_threads
 from metis.live.agree import agreed, digest_of
 from metis.live.desk import Terms
+from metis.live.direct import DirectLine
 from metis.live.ledger import Ledger
 from metis.live.line import Line
-from metis.live.memory import MemoryLine
 from metis.live.service import Service
 from metis.live.site import Memory, Site
 from metis.runtime.assemble import Parts, lay_out
@@ -72,7 +72,7 @@ def lived(config: Config, over: str = "memory") -> tuple[Service, list[Record]]:
         sites = []
         for learner in parts.shares:
             equipment, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
-            line: Line = MemoryLine(service, learner)
+            line: Line = DirectLine(service, learner)
             if over == "rpc":
                 line = RpcLine(f"127.0.0.1:{port}", learner)
                 stack.callback(line.close)
@@ -144,11 +144,11 @@ def test_a_site_that_is_started_again_goes_on_with_the_momentum_it_had() -> None
     for name in parts.shares:
         equipment, mirror = equip(parts, name, digest_of(agreed(parts.config)))
         kept = memory if name == learner else Memory()
-        sites.append(Site(equipment, MemoryLine(service, name), mirror, kept))
+        sites.append(Site(equipment, DirectLine(service, name), mirror, kept))
     _attend(sites)
 
     again, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
-    Site(again, MemoryLine(service, learner), mirror, memory)
+    Site(again, DirectLine(service, learner), mirror, memory)
 
     state: Any = again.trainer.state()
     before: Any = memory.learner_state

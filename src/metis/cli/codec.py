@@ -88,9 +88,9 @@ def _layout_of_run(file: Path, run: Path | None) -> Layout | None:
 
     None if there is no journal where one would be; JournalError if there is none in `run`.
     """
+    from metis.core.types import Layout
     from metis.runtime.files import JOURNAL
     from metis.runtime.journal import read_journal
-    from metis.runtime.replay import layout_of
 
     path = (run or file.resolve().parent.parent) / JOURNAL
     if run is None and not path.exists():
@@ -99,7 +99,7 @@ def _layout_of_run(file: Path, run: Path | None) -> Layout | None:
     if header is None or header["kind"] != "run":
         raise JournalError(f"{path}: does not begin with a `run` record")
     try:
-        return layout_of(header)
+        return Layout.of_rows(header["tensors"])
     except (KeyError, TypeError, ValueError) as error:
         raise JournalError(f"{path}: its `run` record is damaged: {error!r}") from None
 

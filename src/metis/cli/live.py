@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,6 +103,7 @@ def controller(
     if certs is not None:
         check_certificates(certs)
     listeners: list[Listener] = [Log(sys.stderr, log, log_level)]
+    synced: Callable[[float], None] | None = None
     with ExitStack() as stack:
         if metrics is not None:
             from metis.live.metrics import Metrics, serve
@@ -110,19 +112,20 @@ def controller(
             stop_metrics, port = serve(numbers, metrics)
             stack.callback(stop_metrics)
             listeners.append(numbers)
+            synced = numbers.observe_sync
             complain("metrics: ", f"http://{metrics.rpartition(':')[0]}:{port}/metrics")
         stack.enter_context(claimed(state))
         stop = stack.enter_context(stop_requests())
         service = found(state, chosen, initial, tuple(listeners))
+        service.journal.on_sync = synced
 
         def ready(port: int) -> None:
             host = listen.rpartition(":")[0]
             how = "plain text, this machine only" if certs is None else "mutual TLS"
             tell(f"listening on {host}:{port} ({how}); state in {state}")
 
-        reason = run_controller(
-            state, service, chosen, Front(listen, certs, reflection), stop, ready
-        )
+        front = Front(listen, certs, reflection, linger)
+        reason = run_controller(state, service, chosen, front, stop, ready)
     version = service.ledger.controller.current.version
     tell(f"stopped at version {version}: {reason}; the model is {state / 'model.safetensors'}")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from metis.cli.common import Device, Quiet, complain, console, tell
+from metis.cli.common import Device, Quiet, console, tell
+from metis.cli.runs import note
 from metis.core.errors import ConfigError, Interrupted, MetisError, unknown
 
 if TYPE_CHECKING:
@@ -139,12 +140,7 @@ def _live(cell: Cell) -> Iterator[tuple[Listener, ...]]:
     from metis.report.live import LiveView
 
     with LiveView(*cell.config.horizon.limits(), console, cell.name) as view:
-        yield (_note, view)
-
-
-def _note(record: dict[str, Any]) -> None:
-    if record["kind"] == "run" and record.get("engine_note"):
-        complain("[yellow]note:[/] ", record["engine_note"])
+        yield (note, view)
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -131,11 +131,11 @@ def _together(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[str,
     from metis.runtime.together import Plan, run_together
 
     if quiet:
-        return run_together([Plan(chosen, target, (_note,)) for target, chosen in targets])
+        return run_together([Plan(chosen, target, (note,)) for target, chosen in targets])
     with ManyView(console) as view:
         return run_together(
             [
-                Plan(chosen, target, (_note, view.listener(target.name, *chosen.horizon.limits())))
+                Plan(chosen, target, (note, view.listener(target.name, *chosen.horizon.limits())))
                 for target, chosen in targets
             ]
         )
@@ -181,15 +181,15 @@ def _watch(
     from metis.report.live import LiveView
 
     if quiet:
-        return work((_note,))
+        return work((note,))
     with LiveView(*chosen.horizon.limits(), console, title) as view:
-        return work((_note, view))
+        return work((note, view))
 
 
-def _note(record: dict[str, Any]) -> None:
+def note(record: dict[str, Any]) -> None:
     """Say why a federation is not computed as it was asked for."""
-    if record["kind"] == "run" and record.get("engine_note"):
-        complain("[yellow]note:[/] ", record["engine_note"])
+    if record["kind"] == "run" and record.get("enginenote"):
+        complain("[yellow]note:[/] ", record["enginenote"])
 
 
 def _report(directory: Path, runs: list[Path], show: bool = True) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NewType, TypeAlias
+from typing import Any, Literal, NewType, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,20 @@ class Layout:
     def size(self) -> int:
         last = self.tensors[-1] if self.tensors else None
         return last.offset + last.size if last else 0
+
+    def as_rows(self) -> list[list[Any]]:
+        """Return the name, shape and kind of each tensor, as JSON can hold them."""
+        return [[tensor.name, list(tensor.shape), tensor.kind] for tensor in self.tensors]
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Sequence[Any]]) -> Layout:
+        """Return what `as_rows` told of. ValueError or TypeError if it is something else."""
+        tensors: list[Tensor] = []
+        offset = 0
+        for name, shape, kind in rows:
+            tensors.append(Tensor(name, tuple(shape), kind, offset))
+            offset += tensors[-1].size
+        return cls(tuple(tensors))
 
     @property
     def digest(self) -> str:

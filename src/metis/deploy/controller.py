@@ -106,15 +106,17 @@ def _security(
     if front.certs is None:
         return None, by_name, lambda: None
 
+    ledger = service.ledger
+
     def changed(change: CrlChange) -> None:
-        service.crl_number = max(service.crl_number, change.number or 0)
         what = "revocation list taken" if change.taken else "revocation list refused"
-        number = service.crl_number
+        number = ledger.crl_number = max(ledger.crl_number, change.number or 0)
+        # With the number: a restart takes it from here, if no checkpoint was made since.
         service.note("audit", what=what, who="controller", reason=change.message, crl_number=number)
 
-    credentials = _credentials(front.certs, service.crl_number, changed)
-    if (credentials.crl_number or 0) > service.crl_number:
-        number = credentials.crl_number or 0
+    credentials = _credentials(front.certs, ledger.crl_number, changed)
+    number = credentials.crl_number or 0
+    if number > ledger.crl_number:
         changed(CrlChange(True, number, f"revocation list number {number} at the start"))
     looked = time.monotonic()
 

@@ -63,22 +63,13 @@ def equip_own(
     tomb, loss = paper.validation_cycle(
         config.partition.sizes, config.partition.classes, own.data.num_classes, own.group
     )
-    group = replace(config.groups.get(own.group, Group()), learners=1)
+    group = config.groups.get(own.group, Group())
     group = replace(
         group,
         vc_tomb=tomb if group.vc_tomb is None else group.vc_tomb,
         vc_loss=loss if group.vc_loss is None else group.vc_loss,
     )
-    alone = replace(
-        config,
-        learners=1,
-        device=device,
-        groups={own.group: group},
-        partition=Partition(sizes="uniform", classes="iid"),
-        recipe=replace(config.recipe, sample=None, min_learners=None),
-        validation=replace(config.validation, self_score="include"),  # there are others
-        incidents=(),
-    )
+    alone = on_its_own(replace(config, device=device), own.group, group)
     parts = lay_out(alone, own.model, own.data)
     (share,) = parts.shares.values()
     mine = replace(
@@ -88,6 +79,19 @@ def equip_own(
         groups={learner: own.group},
     )
     return _equipped(mine, learner, digest, (own.model, copy.deepcopy(own.model)))
+
+
+def on_its_own(config: Config, name: str, group: Group) -> Config:
+    """Return the config of one site that holds all of its data; the others are elsewhere."""
+    return replace(
+        config,
+        learners=1,
+        groups={name: replace(group, learners=1)},
+        partition=Partition(sizes="uniform", classes="iid"),
+        recipe=replace(config.recipe, sample=None, min_learners=None),
+        validation=replace(config.validation, self_score="include"),
+        incidents=(),
+    )
 
 
 def _equipped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from metis.config import Config
@@ -28,8 +29,8 @@ def first_model(config: Config, app: str | None = None) -> tuple[Vector, Layout,
         if config.model.initial is not None:
             load_into(module, config.model.initial)
     weights = vector_of(module)
-    if not bool((weights == weights).all()):
-        raise ModelError("the initial model holds values that are not numbers")
+    if not np.isfinite(weights).all():
+        raise ModelError("the initial model holds values that are not finite")
     return weights, layout_of(module), num_classes
 
 

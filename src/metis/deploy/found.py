@@ -89,7 +89,7 @@ def _header(config: Config, weights: Vector, layout: Layout, num_classes: int) -
         "test_metric": "accuracy" if num_classes else "r2",
         "parameters": layout.size,
         "layout": layout.digest,
-        "tensors": [[t.name, list(t.shape), t.kind] for t in layout.tensors],
+        "tensors": layout.as_rows(),
         "initial": digest(weights),
         "upload": config.upload.in_words(),
         "download": config.download.in_words(),

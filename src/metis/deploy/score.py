@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metis.config import Config, Partition
+from metis.config import Config, Group
+from metis.deploy.equip import on_its_own
 from metis.deploy.first import own_learner
 from metis.learn.flat import load_into
 from metis.runtime.assemble import lay_out
@@ -14,15 +14,7 @@ from metis.runtime.assemble import lay_out
 
 def test_score(model: Path, config: Config, app: str | None) -> dict[str, Any]:
     """Return the metric, the score and the loss of a model file on the test examples."""
-    alone = replace(
-        config,
-        learners=1,
-        groups={"site": replace(next(iter(config.groups.values())), learners=1)},
-        partition=Partition(sizes="uniform", classes="iid"),
-        recipe=replace(config.recipe, sample=None, min_learners=None),
-        validation=replace(config.validation, self_score="include"),
-        incidents=(),
-    )
+    alone = on_its_own(config, "site", Group())
     if app is None:
         parts = lay_out(alone)
         module = parts.module()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import tomllib
 from dataclasses import replace
+from typing import Any
 
 from metis.config import Config, Data, Horizon, Live, Model, Output, dump, load_text
 
@@ -35,21 +38,24 @@ def digest_of(text: str) -> str:
 
 def differences(ours: str, theirs: str) -> list[str]:
     """Return the keys that two agreements give different values, with both."""
-    values: dict[str, dict[str, str]] = {}
-    for side, text in (("here", ours), ("at the controller", theirs)):
-        prefix = ""
-        for line in text.splitlines():
-            if line.startswith("["):
-                prefix = line.strip("[]") + "."
-            elif " = " in line and not line.startswith("#"):
-                name, _, value = line.partition(" = ")
-                values.setdefault(prefix + name.strip(), {})[side] = value.strip()
+    here, there = (_flat(tomllib.loads(text)) for text in (ours, theirs))
     return [
-        f"{name} is {found.get('here', 'not set')} here, "
-        f"{found.get('at the controller', 'not set')} at the controller"
-        for name, found in values.items()
-        if found.get("here") != found.get("at the controller")
+        f"{name} is {here.get(name, 'not set')} here, "
+        f"{there.get(name, 'not set')} at the controller"
+        for name in {**here, **there}
+        if here.get(name) != there.get(name)
     ]
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return every key of nested tables by its path, with its value as TOML has it."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = json.dumps(value)
+    return found
 
 
 def read_agreed(text: str) -> Config:

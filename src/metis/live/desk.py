@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from metis.codecs.packet import checksum_of
 from metis.core.codec import Codec, Published
@@ -63,6 +64,11 @@ EVENTS = {"join", "leave", "arrive", "fail", "score", "task-expired", "evaluatio
 
 #: Records that stand for themselves: what was done to the service, and who was turned away.
 NOTES = {"start", "audit"}
+
+
+#: A record that is yet to be written: its kind, and what makes its fields. The digest of a version
+#: takes a while, and nobody needs to wait for it.
+Written: TypeAlias = tuple[str, Callable[[], Record]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +243,7 @@ class Desk:
 
     def _obey(self, commands: Iterable[Command], quiet: bool = False) -> None:
         """Do what the controller says, then write it down: sites need not wait for that."""
-        writing: list[Callable[[], tuple[str, Record]]] = []
+        writing: list[Written] = []
         for command in commands:
             match command:
                 case Publish():
@@ -251,13 +257,12 @@ class Desk:
                 case Refuse(learner, number, reason):
                     self._settled(number)
                     self.site(learner).orders.put(Refusal(number, reason))
-                    writing.append(partial(_told, "refuse", refuse_record(command)))
+                    writing.append(("refuse", partial(refuse_record, command)))
         if not quiet:
-            for told in writing:
-                kind, fields = told()
-                self.journal.write(kind, self.now(), **fields)
+            for kind, record in writing:
+                self.journal.write(kind, self.now(), **record())
 
-    def _publish(self, command: Publish) -> Callable[[], tuple[str, Record]]:
+    def _publish(self, command: Publish) -> Written:
         community = self.ledger.controller.community
         packet = community.packet if isinstance(community, Published) else None
         version = command.snapshot.version
@@ -268,7 +273,7 @@ class Desk:
             self._settled(fold.task)
             self.ledger.folded[fold.learner] = self.ledger.folded.get(fold.learner, 0) + 1
         self._offer()
-        return lambda: ("version", version_record(command, packet))  # whose digest takes a while
+        return "version", partial(version_record, command, packet)
 
     def _settled(self, task: int) -> None:
         if self.ledger.arrived.pop(task, None) is not None:
@@ -280,7 +285,7 @@ class Desk:
         starts = [controller.current, *(task.start for task in controller.tasks.values())]
         self.shelf.offer({start.version: start.weights for start in starts})
 
-    def _hand_out(self, task: Task) -> Callable[[], tuple[str, Record]]:
+    def _hand_out(self, task: Task) -> Written:
         route = self._post.to_learner(self.ledger.mail, task.learner, task.start.version)
         items: tuple[Item, ...] = tuple(PacketOf(number) for number in route.packets)
         if route.whole:
@@ -297,9 +302,9 @@ class Desk:
                 items,
             )
         )
-        return partial(_told, "task", task_record(task, route.num_bytes))
+        return "task", partial(task_record, task, route.num_bytes)
 
-    def _ask(self, command: Evaluate) -> Callable[[], tuple[str, Record]]:
+    def _ask(self, command: Evaluate) -> Written:
         packet_bytes = self.ledger.arrived[command.task]
         route = self._post.to_judge(
             self.ledger.mail, command.judge, command.base_version, packet_bytes
@@ -312,7 +317,7 @@ class Desk:
         self.site(command.judge).orders.put(
             EvaluateOrder(number, command.task, command.base_version, items)
         )
-        return partial(_told, "evaluate", evaluate_record(command, route.num_bytes))
+        return "evaluate", partial(evaluate_record, command, route.num_bytes)
 
     def _deadline_seconds(self) -> float:
         """A judge that died must not hold up a round for longer than a trainer that did."""
@@ -335,10 +340,6 @@ class Desk:
             if isinstance(error, MetisError):
                 self.broken = error
             raise
-
-
-def _told(kind: str, fields: Record) -> tuple[str, Record]:
-    return kind, fields
 
 
 def refusal_of(commands: Iterable[Command], task: int) -> str | None:

@@ -66,7 +66,6 @@ class Service:
     ) -> None:
         self.terms = terms
         self.federation = federation
-        self.crl_number = ledger.crl_number
         self._desk = Desk(terms, ledger, packets, journal, clock)
         self._turn = threading.RLock()
         self._save = save
@@ -245,11 +244,13 @@ class Service:
                 return
             began = self._desk.clock()
             ledger = self.ledger
-            ledger.seconds, ledger.crl_number = self._desk.now(), self.crl_number
+            ledger.seconds = self._desk.now()
+            waiting = {ticket.update.task for ticket in ledger.controller.queue}
+            ledger.arrived = {task: ledger.arrived[task] for task in waiting}
             with self._desk.or_broken():
                 self._save(ledger)
                 if not self.terms.keep_updates:
-                    self._desk.shelf.keep_updates(ledger.arrived)
+                    self._desk.shelf.keep_updates(waiting)
             self._saved = self._desk.clock()
             self._save_took = self._saved - began
 

@@ -165,7 +165,7 @@ def assemble(
         "test_metric": "accuracy" if dataset.num_classes else "r2",
         "parameters": layout.size,
         "layout": layout.digest,
-        "tensors": [[t.name, list(t.shape), t.kind] for t in layout.tensors],
+        "tensors": layout.as_rows(),
         "initial": digest(first.weights),
         "upload": config.upload.in_words(),
         "download": config.download.in_words(),

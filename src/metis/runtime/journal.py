@@ -62,6 +62,7 @@ class Journal:
         self._started = time.monotonic()
         self._flushed = 0.0
         self._path = path
+        self.on_sync: Callable[[float], None] | None = None  # told the seconds that a sync took
         self._file: IO[bytes] | None = None
         if path is not None:
             try:
@@ -94,9 +95,12 @@ class Journal:
     def sync(self) -> None:
         """Return when all that was written is on disk."""
         if self._file is not None:
+            began = time.monotonic()
             with self._as_ours():
                 self._file.flush()
                 os.fsync(self._file.fileno())
+            if self.on_sync is not None:
+                self.on_sync(time.monotonic() - began)
 
     @contextmanager
     def _as_ours(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from metis.codecs.choose import codec_of
 from metis.config import load
 from metis.core.errors import JournalError
 from metis.core.events import Publish
-from metis.core.types import Layout, Model, Snapshot, Tensor, digest
+from metis.core.types import Layout, Model, Snapshot, digest
 from metis.runtime.compose import controller_of
 from metis.runtime.files import CONFIG, INITIAL, JOURNAL, update_path
 from metis.runtime.journal import Record, read_journal, record_event
@@ -47,7 +47,7 @@ def _replay(directory: Path, on_version: Callable[[int], None]) -> Replayed:
         raise JournalError(
             f"{directory} kept no updates to replay; run it with --set output.keep_updates=true"
         )
-    layout = layout_of(header)
+    layout = Layout.of_rows(header["tensors"])
     start = Snapshot(0, read_safetensors(directory / INITIAL, layout))
     _compare("version 0", digest(start.weights), header["initial"])
     controller = controller_of(config, start, layout, header["num_classes"])
@@ -90,12 +90,3 @@ def _verify(made: Publish, record: Record) -> None:
 def _compare(what: str, replayed: object, told: object) -> None:
     if replayed != told:
         raise JournalError(f"{what}: the replay gives {replayed}, the journal says {told}")
-
-
-def layout_of(header: Record) -> Layout:
-    """Return how a run's models lie in a vector, from the first record of its journal."""
-    tensors, offset = [], 0
-    for name, shape, kind in header["tensors"]:
-        tensors.append(Tensor(name, tuple(shape), kind, offset))
-        offset += tensors[-1].size
-    return Layout(tuple(tensors))

@@ -46,9 +46,8 @@ def save_first(
     path: str | os.PathLike[str], weights: Vector, layout: Layout, num_classes: int
 ) -> None:
     """Write the model that a federation begins with, so that a controller needs nothing else."""
-    tensors = [[t.name, list(t.shape), t.kind] for t in layout.tensors]
     # One note, not two: safetensors writes several in any order, and files would differ.
-    about = {"metis": json.dumps({"tensors": tensors, "num_classes": num_classes})}
+    about = {"metis": json.dumps({"tensors": layout.as_rows(), "num_classes": num_classes})}
     save_safetensors(path, weights, layout, about)
 
 
@@ -57,10 +56,7 @@ def read_first(path: str | os.PathLike[str]) -> tuple[Vector, Layout, int]:
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})["metis"])
-        tensors: list[Tensor] = []
-        for name, shape, kind in about["tensors"]:
-            offset = tensors[-1].offset + tensors[-1].size if tensors else 0
-            tensors.append(Tensor(name, tuple(shape), kind, offset))
+        layout = Layout.of_rows(about["tensors"])
         num_classes = int(about["num_classes"])
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror or error}") from None
@@ -71,7 +67,6 @@ def read_first(path: str | os.PathLike[str]) -> tuple[Vector, Layout, int]:
             f"{path} does not say how a federation's model lies in it; "
             "make one with `metis model init`"
         ) from None
-    layout = Layout(tuple(tensors))
     return read_safetensors(path, layout), layout, num_classes
 
 

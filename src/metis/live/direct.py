@@ -19,7 +19,7 @@ from metis.live.service import Service
 from metis.store.packets import Piece
 
 
-class MemoryLine:
+class DirectLine:
     """The line of one learner."""
 
     def __init__(self, service: Service, learner: LearnerId) -> None:
