@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from metis.core.errors import (
+    GoneError,
     HandshakeError,
     IdentityError,
     LineError,
@@ -325,6 +326,7 @@ def test_names_by_the_ten_thousands_are_forgotten_again() -> None:
         (HandshakeError("x"), grpc.StatusCode.FAILED_PRECONDITION),
         (LineError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (ModelError("x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (GoneError("x"), grpc.StatusCode.NOT_FOUND),
     ],
 )
 def test_each_of_our_errors_has_a_status_of_its_own(

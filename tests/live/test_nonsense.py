@@ -17,7 +17,7 @@ import pytest
 
 from metis.codecs.dense import Dense
 from metis.codecs.packet import seal
-from metis.core.errors import HandshakeError, LineError, MetisError, ModelError
+from metis.core.errors import GoneError, HandshakeError, LineError, ModelError
 from metis.core.types import Layout, Tensor
 from metis.live.line import (
     ModelOf,
@@ -246,7 +246,7 @@ def test_a_learner_cannot_read_the_update_of_another_that_it_was_not_asked_to_ju
     with guarded.member("private") as member:
         order = member.next(TrainOrder)
         assert member.answer(order).taken
-    with guarded.line("spy") as line, pytest.raises(MetisError):
+    with guarded.line("spy") as line, pytest.raises(GoneError, match="not for spy to judge"):
         b"".join(line.fetch(UpdateOf(order.task)))
 
 

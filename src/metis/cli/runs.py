@@ -188,8 +188,8 @@ def _watch(
 
 def note(record: dict[str, Any]) -> None:
     """Say why a federation is not computed as it was asked for."""
-    if record["kind"] == "run" and record.get("enginenote"):
-        complain("[yellow]note:[/] ", record["enginenote"])
+    if record["kind"] == "run" and record.get("engine_note"):
+        complain("[yellow]note:[/] ", record["engine_note"])
 
 
 def _report(directory: Path, runs: list[Path], show: bool = True) -> None:

@@ -4,6 +4,7 @@ MetisError                     shown to the user without a traceback, exit code 
 ├── ConfigError                a key, value or combination in the config is wrong
 ├── DataError                  a dataset is missing, unreadable or cannot be split as asked
 ├── ModelError                 weights and model do not fit together
+│   └── GoneError              a model or packet that was to be had is not any more
 ├── HandshakeError             a site and a controller are not of one federation
 ├── LineError                  the other end cannot be reached now; trying again may help
 ├── JournalError               a journal, checkpoint or stored update cannot be read
@@ -31,6 +32,10 @@ class DataError(MetisError):
 
 class ModelError(MetisError):
     """Weights and model do not fit together."""
+
+
+class GoneError(ModelError):
+    """What was asked for is not there any more, or no longer for whoever asks."""
 
 
 class HandshakeError(MetisError):

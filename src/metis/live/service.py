@@ -10,7 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from metis.codecs.packet import checksum_of
-from metis.core.errors import HandshakeError, JournalError, MetisError, ModelError, RunError
+from metis.core.errors import (
+    GoneError,
+    HandshakeError,
+    JournalError,
+    MetisError,
+    ModelError,
+    RunError,
+)
 from metis.core.events import (
     Arrived,
     EvaluationExpired,
@@ -146,13 +153,13 @@ class Service:
         yield Farewell("this name has joined from somewhere else", over=True)
 
     def fetch(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
-        """Give what an order named, piece by piece. ModelError if it is not there any more."""
+        """Give what an order named, piece by piece. GoneError if it is not there any more."""
         self._heard(learner)
         task = self.ledger.controller.task_of.get(learner)
         try:
             yield from self._renewing(task, self._source(learner, item))
         except JournalError as error:
-            raise ModelError(f"it is not kept any more: {error}") from None
+            raise GoneError(f"it is not kept any more: {error}") from None
 
     def progress(self, learner: LearnerId, task: int, num_steps: int) -> Standing:
         """Hear how far a task is. Only progress renews its lease."""
@@ -367,7 +374,7 @@ class Service:
             for number, ticket in self.ledger.controller.evaluations.items():
                 if ticket.update.task == task and ticket.waiting_for[number] == learner:
                     return ticket.update.weights
-        raise ModelError(f"the update of task {task} is not for {learner} to judge, or no more")
+        raise GoneError(f"the update of task {task} is not for {learner} to judge, or no more")
 
     def _refused(self, what: str, learner: LearnerId, reason: str) -> None:
         """Note that a learner was turned away, but not so often that it fills the disk."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from metis.codecs.dense import Dense
-from metis.core.errors import ModelError
+from metis.core.errors import GoneError
 from metis.core.types import Layout, Model, Vector, dense
 from metis.live.line import pieces
 from metis.store.packets import Held, Packets, Piece
@@ -82,7 +82,7 @@ class Shelf:
         """
         model = self._offered.get(version)
         if model is None:
-            raise ModelError(f"version {version} is not handed out any more")
+            raise GoneError(f"version {version} is not handed out any more")
         with self._making:
             if version not in self._snapshots:
                 self._snapshots[version] = self._packed(model)

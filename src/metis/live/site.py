@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metis.core.codec import Codec
-from metis.core.errors import HandshakeError, LineError, MetisError, ModelError
+from metis.core.errors import GoneError, HandshakeError, LineError, MetisError, ModelError
 from metis.core.local_run import Learners, LocalRun, Trigger
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Vector, dense
 from metis.live.library import Library
@@ -357,11 +357,15 @@ class Site:
                     return
                 (question,) = judge.ask(model, [me])
                 counts = judge.answer(question)
-            except MetisError as error:
-                if not isinstance(error, ModelError):
-                    raise  # the federation does not want us
-                # Not there any more, or no good: nobody should wait for us.
+            except GoneError as error:
+                # Ordered twice, and answered already. To say "nothing counted" now would reach a
+                # controller that lost power meanwhile, and our answer with it, in its place.
                 self._news(f"evaluation {order.evaluation}: {error}")
+                continue
+            except ModelError as error:  # it is no good: nobody should wait for us
+                self._news(f"evaluation {order.evaluation}: {error}")
+            except MetisError:
+                raise  # the federation does not want us
             except Exception as error:
                 self._news(f"evaluation {order.evaluation}: {type(error).__name__}: {error}")
             try:

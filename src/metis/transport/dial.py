@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from metis.core.errors import HandshakeError, IdentityError, LineError, ModelError
+from metis.core.errors import GoneError, HandshakeError, IdentityError, LineError, ModelError
 from metis.core.types import Counts
 from metis.live.line import (
     Charter,
@@ -174,6 +174,8 @@ def _as_our_errors() -> Iterator[None]:
             raise LineError(f"the controller cannot be reached: {details}") from None
         if code is grpc.StatusCode.INVALID_ARGUMENT:
             raise ModelError(details) from None
+        if code is grpc.StatusCode.NOT_FOUND:
+            raise GoneError(details) from None
         if code is grpc.StatusCode.PERMISSION_DENIED:
             raise IdentityError(f"the controller refuses: {details}") from None
         raise HandshakeError(details) from None

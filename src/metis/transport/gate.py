@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from metis.core.errors import HandshakeError, IdentityError, LineError
+from metis.core.errors import GoneError, HandshakeError, IdentityError, LineError
 
 NAME = "metis-name"  # metadata of a caller without a certificate
 _NAME_CHARACTERS = 64
@@ -197,4 +197,6 @@ def reason_code(error: Exception) -> grpc.StatusCode:
         return grpc.StatusCode.FAILED_PRECONDITION
     if isinstance(error, LineError):
         return grpc.StatusCode.RESOURCE_EXHAUSTED
+    if isinstance(error, GoneError):
+        return grpc.StatusCode.NOT_FOUND
     return grpc.StatusCode.INVALID_ARGUMENT
