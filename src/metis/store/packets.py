@@ -9,12 +9,11 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol, TypeAlias
-
-import numpy as np
+from typing import Protocol, TypeAlias
 
 from metis.core.errors import JournalError, ModelError, RunError
 from metis.store.atomic import sync_directory
+from metis.store.past_cache import Growing, room_for
 
 #: Part of a packet: a view of somebody's memory where that can be, so that nothing is copied.
 Piece: TypeAlias = bytes | memoryview
@@ -30,7 +29,6 @@ class Held:
 
 _NAME = re.compile(r"[a-z]+-\d{1,18}")
 _CHUNK = 1 << 20  # bytes read at a time
-_WRITTEN_AT_ONCE = 8 << 20  # bytes; each time, other threads get between this one and its next step
 
 
 class Packets(Protocol):
@@ -131,12 +129,10 @@ class OnDisk:
         gathered, whole = Gathered(max_bytes), False
         try:
             with open(half, "wb", buffering=0) as file:
-                written = 0
+                growing = Growing(file.fileno())
                 for _ in gathered.passing(chunks):
-                    if gathered.length - written >= _WRITTEN_AT_ONCE:
-                        written += _write_all(file, gathered.content[written:])
-                _write_all(file, gathered.content[written:])
-                os.fsync(file.fileno())
+                    growing.follow(gathered.content)
+                growing.finish(gathered.content)
             whole = True
         except OSError as error:
             raise RunError(f"cannot write {half}: {error.strerror}") from None
@@ -188,14 +184,6 @@ def _check(name: str) -> None:
         raise ValueError(f"{name!r} is no name of a packet")
 
 
-def _write_all(file: IO[bytes], content: memoryview) -> int:
-    """Write to an unbuffered file, which may take less than it is given; return how much it was."""
-    left = content
-    while left:
-        left = left[file.write(left) :]
-    return len(content)
-
-
 class Gathered:
     """A packet that is put together while its chunks pass by.
 
@@ -204,7 +192,7 @@ class Gathered:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._room = np.empty(max_bytes, np.uint8).data
+        self._room = room_for(max_bytes)
         self.length = 0
 
     @property
