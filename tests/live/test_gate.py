@@ -261,7 +261,7 @@ def test_refusals_of_one_address_are_noted_once_in_ten_seconds_and_counted() -> 
     assert len(first) == 1
     assert first[0][:2] == ("call refused", "10.0.0.1")
     assert len(watched.notes) == 2
-    assert "(100 times)" in watched.notes[1][2]
+    assert "(and 99 more since the last note)" in watched.notes[1][2]
 
 
 def test_refusals_of_different_addresses_are_each_noted() -> None:

@@ -55,6 +55,7 @@ def service_of(parts: Parts, journal: Journal) -> Service:
         lease_seconds=config.train.lease_seconds,
         deadline_seconds=config.validation.deadline_seconds,
         max_versions=config.horizon.versions,
+        num_classes=parts.dataset.num_classes,
     )
     return Service(terms, Ledger(controller), InMemory(), journal, time.monotonic)
 

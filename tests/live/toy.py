@@ -7,6 +7,7 @@ nothing was lost come to the same bytes.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import sys
 import threading
 import time
@@ -67,6 +68,7 @@ from tests.security.consortium import NOW, Consortium
 STEPS = 4  # of an epoch
 LOOK_SECONDS = 0.2  # between two looks of the clockwork
 CONFIG = "toy"
+_STOP_SECONDS = 45.0  # a line that is half-open is given up after 30
 
 
 def eventually(holds: Callable[[], Any], seconds: float = 10.0) -> bool:
@@ -291,6 +293,7 @@ def federation(
         lease_seconds=lease_seconds,
         deadline_seconds=deadline_seconds,
         max_versions=versions,
+        num_classes=2,
     )
     ledger = Ledger(controller_of(config, start, layout, num_classes=2))
     journal = Journal(None, (records.append,))
@@ -313,7 +316,9 @@ def federation(
             for one in found.attending:
                 one.site.stop()
             for one in found.attending:
-                assert one.ends(20), f"a site does not stop: {one.news}"
+                if not one.ends(_STOP_SECONDS):
+                    faulthandler.dump_traceback()
+                    raise AssertionError(f"a site does not stop: {one.news[-20:]}")
 
 
 @pytest.fixture
@@ -329,6 +334,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     options = [*((n, value) for n, value in rpc.OPTIONS if n not in quick), *quick.items()]
     monkeypatch.setattr(rpc, "OPTIONS", options)
     monkeypatch.setattr(dial, "OPTIONS", options)
+    monkeypatch.setattr(dial, "SILENT_SECONDS", 5.0)
+    monkeypatch.setattr(dial, "_STORING_SECONDS", 5.0)
     monkeypatch.setattr("metis.live.site.random.uniform", lambda low, high: 0.1 * high)
 
 

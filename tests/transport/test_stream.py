@@ -6,6 +6,7 @@ import resource
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class Pipe:
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self.delivered = 0
+        self.terms = SimpleNamespace(num_classes=0)
 
     def deliver(self, learner: LearnerId, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
         self.delivered = sum(len(piece) for piece in packet)

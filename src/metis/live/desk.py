@@ -9,6 +9,7 @@ killed finds all that it ever acknowledged, feeds it to a new controller, and go
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import TypeAlias
 
 from metis.codecs.packet import checksum_of
 from metis.core.codec import Codec, Published
-from metis.core.errors import JournalError, MetisError, RunError
+from metis.core.errors import JournalError, LineError, MetisError, RunError
 from metis.core.events import (
     Arrived,
     Command,
@@ -66,6 +67,10 @@ EVENTS = {"join", "leave", "arrive", "fail", "score", "task-expired", "evaluatio
 NOTES = {"start", "audit"}
 
 
+_MOST_ORDERS = 10_000  # that wait for one learner
+_SESSIONS = 16  # of a name that are remembered
+_DELIVERIES_AT_ONCE = 2  # of one learner
+
 #: A record that is yet to be written: its kind, and what makes its fields. The digest of a version
 #: takes a while, and nobody needs to wait for it.
 Written: TypeAlias = tuple[str, Callable[[], Record]]
@@ -96,6 +101,7 @@ class Watch:
     until: float
     since: float
     num_steps: int = 0
+    fetched: dict[Item, int] = field(default_factory=dict)  # bytes of what the task starts from
 
 
 @dataclass(slots=True)
@@ -104,8 +110,37 @@ class Attendee:
 
     orders: queue.SimpleQueue[Order] = field(default_factory=queue.SimpleQueue)
     session: int = 0  # counts how often the name has joined
+    instances: dict[int, str] = field(default_factory=dict)  # which process of it, by session
     heard: float | None = None
     knows: bool = False  # that the federation is over
+    has_left: bool = False  # and not come back
+    has_withdrawn: bool = False  # taking its models along
+    deliveries: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(_DELIVERIES_AT_ONCE)
+    )
+
+    @contextmanager
+    def one_of_few(self) -> Iterator[None]:
+        """Each delivery takes the memory of a model. A second may come while the first, whose line
+        was cut, is still waited for; nobody has a reason to send a third. LineError then."""
+        if not self.deliveries.acquire(blocking=False):
+            raise LineError("too many deliveries of this learner are under way already")
+        try:
+            yield
+        finally:
+            self.deliveries.release()
+
+    def begin(self, instance: str) -> None:
+        """A new session: whatever was ordered before is ordered again."""
+        self.orders = queue.SimpleQueue()
+        self.session += 1
+        self.instances[self.session] = instance
+        self.instances.pop(self.session - _SESSIONS, None)
+
+    def is_other(self, session: int) -> bool:
+        """Whether some other process than that session's has joined since."""
+        before = self.instances.get(session, "")
+        return before == "" or before != self.instances[self.session]
 
 
 class Desk:
@@ -138,6 +173,27 @@ class Desk:
 
     def site(self, learner: LearnerId) -> Attendee:
         return self.sites.setdefault(learner, Attendee())
+
+    def renew(self, task: int) -> None:
+        """There was progress with a task, if it is open. Any thread may say so."""
+        watch = self.leases.get(task)
+        if watch is not None:
+            watch.until = self.clock() + self.terms.lease_seconds
+
+    def is_further(self, task: int, item: Item, num_bytes: int) -> bool:
+        """Whether more has been fetched of what an open task starts from than ever before."""
+        watch = self.leases.get(task)
+        if watch is None or num_bytes <= watch.fetched.get(item, 0):
+            return False
+        watch.fetched[item] = num_bytes
+        return True
+
+    def order(self, learner: LearnerId, order: Order) -> None:
+        """Have an order ready. Whoever lets them pile up must join anew, and is told all again."""
+        site = self.site(learner)
+        if site.orders.qsize() >= _MOST_ORDERS:
+            site.begin(site.instances.get(site.session, ""))
+        site.orders.put(order)
 
     def tell(self, event: Event, **more: object) -> list[Command]:
         """Write an event down, tell the controller, and do what it says when that is safe."""
@@ -256,7 +312,7 @@ class Desk:
                     writing.append(self._ask(command))
                 case Refuse(learner, number, reason):
                     self._settled(number)
-                    self.site(learner).orders.put(Refusal(number, reason))
+                    self.order(learner, Refusal(number, reason))
                     writing.append(("refuse", partial(refuse_record, command)))
         if not quiet:
             for kind, record in writing:
@@ -292,7 +348,8 @@ class Desk:
             items = (SnapshotOf(task.start.version),)
         # One that comes back gets no more time than it had.
         self.leases.setdefault(task.number, self._watch(self.terms.lease_seconds))
-        self.site(task.learner).orders.put(
+        self.order(
+            task.learner,
             TrainOrder(
                 task.number,
                 task.start.version,
@@ -300,7 +357,7 @@ class Desk:
                 task.max_steps,
                 task.ordinal,
                 items,
-            )
+            ),
         )
         return "task", partial(task_record, task, route.num_bytes)
 
@@ -314,9 +371,7 @@ class Desk:
             items = (*(PacketOf(number) for number in route.packets), UpdateOf(command.task))
         number = command.evaluation
         self.deadlines.setdefault(number, self._watch(self._deadline_seconds()))
-        self.site(command.judge).orders.put(
-            EvaluateOrder(number, command.task, command.base_version, items)
-        )
+        self.order(command.judge, EvaluateOrder(number, command.task, command.base_version, items))
         return "evaluate", partial(evaluate_record, command, route.num_bytes)
 
     def _deadline_seconds(self) -> float:

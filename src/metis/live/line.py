@@ -39,6 +39,7 @@ class Hello:
     config: str  # digest of what both sides must agree on
     profile: Profile
     holds: tuple[int, int] | None  # oldest and newest version it has or can make
+    instance: str = ""  # tells one process of this name from the next
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from metis.core.events import (
     TaskExpired,
 )
 from metis.core.types import Counts, LearnerId, Model, Task, Update
+from metis.live.complaints import Complaints
 from metis.live.desk import Attendee, Desk, Terms, refusal_of
 from metis.live.ledger import Ledger, Settled
 from metis.live.line import (
@@ -53,8 +54,7 @@ from metis.store.packets import Held, Packets, Piece
 
 _NOT_OPEN = "no such task is open for this learner"
 _GROUP_CHARACTERS = 64
-_QUIET_SECONDS = 10.0  # between two notes that one learner was turned away
-_MANY = 1000  # refusals that are remembered
+_DELIVERIES_AT_ONCE = 2  # of one learner
 _MOST = 1 << 40  # examples or steps that anybody can have
 
 
@@ -78,7 +78,7 @@ class Service:
         self._save = save
         self._saved = clock()
         self._save_took = 0.0
-        self._told: dict[tuple[LearnerId, str], float] = {}  # when a refusal was noted
+        self._complaints = Complaints(self.audit, clock)
 
     @property
     def ledger(self) -> Ledger:
@@ -111,12 +111,12 @@ class Service:
         fault = _fault(hello, self.terms)
         with self._turn:
             if fault is not None:
-                self._refused("handshake refused", learner, fault)
+                self._complaints.add("handshake refused", learner, fault)
                 raise HandshakeError(fault)
             site = self._heard(learner)
             self.ledger.mail.hold(learner, hello.holds)
-            site.orders = queue.SimpleQueue()  # all that is open is ordered again
-            site.session += 1
+            site.begin(hello.instance)
+            site.has_left = site.has_withdrawn = False
             self._desk.tell(Joined(hello.profile), holds=hello.holds)
             if self.over is not None:
                 site.orders.put(Farewell(self.over, over=True))
@@ -137,7 +137,8 @@ class Service:
         """
         site = self._desk.site(learner)
         with self._turn:
-            mine = site.orders if session in (None, site.session) else None
+            session = site.session if session is None else session
+            mine = site.orders if session == site.session else None
         while mine is not None and site.orders is mine:
             try:
                 order = mine.get(timeout=wait_seconds)
@@ -149,15 +150,25 @@ class Service:
             yield order
             if isinstance(order, Farewell):
                 return
-        # A site that lost its connection does not hear this; another process of its name does.
-        yield Farewell("this name has joined from somewhere else", over=True)
+        # If it was this very process that joined anew, a call of it may have come late: it has to
+        # join once more then. Else it hears for good that it is not wanted.
+        yield Farewell("this name has joined from somewhere else", over=site.is_other(session))
 
     def fetch(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
-        """Give what an order named, piece by piece. GoneError if it is not there any more."""
+        """Give what an order named, piece by piece. GoneError if it is not there any more.
+
+        To be further than ever with the model that a task starts from is progress, too.
+        """
         self._heard(learner)
-        task = self.ledger.controller.task_of.get(learner)
+        task = self.ledger.controller.task_of.get(learner, 0)
+        is_start = isinstance(item, SnapshotOf | PacketOf)
+        num_bytes = 0
         try:
-            yield from self._renewing(task, self._source(learner, item))
+            for piece in self._source(learner, item):
+                yield piece
+                num_bytes += len(piece)
+                if is_start and self._desk.is_further(task, item, num_bytes):
+                    self._desk.renew(task)
         except JournalError as error:
             raise GoneError(f"it is not kept any more: {error}") from None
 
@@ -182,8 +193,9 @@ class Service:
         task = self._expected(learner, number)
         if isinstance(task, Receipt):
             return task
-        received = self._received(task, packet)
-        more = {} if isinstance(received, str) else self._about(received[0])
+        with self._desk.site(learner).one_of_few():
+            received = self._received(task, packet)
+        more = {} if isinstance(received, str) else _about(received[0], self.terms.keep_updates)
         with self._turn:
             again = self._expected(learner, number)
             if isinstance(again, Receipt):  # sent twice at once, or too late by now
@@ -219,11 +231,14 @@ class Service:
 
     def leave(self, learner: LearnerId, withdraw: bool) -> None:
         with self._turn:
-            self._heard(learner)
+            site = self._heard(learner)
+            if site.has_withdrawn or (site.has_left and not withdraw):
+                return  # said already
+            site.has_left, site.has_withdrawn = True, withdraw
             self._desk.leases.pop(self.ledger.controller.task_of.get(learner, 0), None)
             self._desk.tell(Left(learner, withdraw))
             # Its process, if there is one, would only join again.
-            self._desk.site(learner).orders.put(Farewell("this site has left", over=True))
+            self._desk.order(learner, Farewell("this site has left", over=True))
 
     # ---- what keepers of a service call -------------------------------------------------------
 
@@ -307,7 +322,7 @@ class Service:
             if self.ledger.controller.lost.get(learner) == number:  # late: it is taken back in
                 commands = self._desk.tell(Failed(learner, number, "its task is not open"))
                 return Receipt(False, refusal_of(commands, number) or _NOT_OPEN)
-            self._refused("answer refused", learner, f"task {number}: {_NOT_OPEN}")
+            self._complaints.add("answer refused", learner, f"task {number}: {_NOT_OPEN}")
             return Receipt(False, _NOT_OPEN)
 
     def _received(self, task: Task, packet: Iterable[Piece]) -> tuple[Held, Model] | str:
@@ -326,14 +341,6 @@ class Service:
             shelf.discard(held)
             return str(error)
 
-    def _about(self, held: Held) -> dict[str, object]:
-        """Return what a journal says of a packet: enough to know it again."""
-        about: dict[str, object] = {"bytes_up": len(held.content)}
-        about["checksum"] = checksum_of(held.content)
-        if self.terms.keep_updates:
-            about["digest"] = packet_digest(held.content)  # for a replay to verify
-        return about
-
     def _settle(
         self, learner: LearnerId, number: int, event: Arrived | Failed, **more: object
     ) -> Receipt:
@@ -343,17 +350,12 @@ class Service:
         self.ledger.answered[learner] = Settled(number, refused)
         return Receipt(not refused, refused)
 
-    def _renewing(self, task: int | None, chunks: Iterable[Piece]) -> Iterator[Piece]:
+    def _renewing(self, task: int, chunks: Iterable[Piece]) -> Iterator[Piece]:
         """Give chunks as they come; that they come is progress."""
         for chunk in chunks:
-            self._renew(task if len(chunk) else None)
+            self._desk.renew(task if len(chunk) else 0)
             yield chunk
-            self._renew(task if len(chunk) else None)  # when it has been taken
-
-    def _renew(self, task: int | None) -> None:
-        watch = None if task is None else self._desk.leases.get(task)
-        if watch is not None:
-            watch.until = self._desk.clock() + self.terms.lease_seconds
+            self._desk.renew(task if len(chunk) else 0)  # when it has been taken
 
     def _source(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
         shelf = self._desk.shelf
@@ -375,15 +377,6 @@ class Service:
                 if ticket.update.task == task and ticket.waiting_for[number] == learner:
                     return ticket.update.weights
         raise GoneError(f"the update of task {task} is not for {learner} to judge, or no more")
-
-    def _refused(self, what: str, learner: LearnerId, reason: str) -> None:
-        """Note that a learner was turned away, but not so often that it fills the disk."""
-        now, told = self._desk.clock(), self._told.get((learner, reason))
-        if told is None or now - told > _QUIET_SECONDS:
-            if len(self._told) > _MANY:
-                self._told.clear()
-            self._told[learner, reason] = now
-            self.audit(what, learner, reason)
 
     # ---- small facts --------------------------------------------------------------------------
 
@@ -427,3 +420,12 @@ def _update(learner: LearnerId, delivery: Delivery, model: Model) -> Update:
         seconds=delivery.seconds,
         counts=delivery.counts,
     )
+
+
+def _about(held: Held, with_digest: bool) -> dict[str, object]:
+    """Return what a journal says of a packet: enough to know it again, or to verify a replay."""
+    about: dict[str, object] = {"bytes_up": len(held.content)}
+    about["checksum"] = checksum_of(held.content)
+    if with_digest:
+        about["digest"] = packet_digest(held.content)
+    return about

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import random
+import secrets
 import threading
 import time
 import traceback
@@ -109,6 +110,7 @@ class Site:
         self._ordered = 0  # the last task that was ordered
         self._at_work: int | None = None  # the task being trained
         self._num_joins = 0
+        self._instance = secrets.token_hex(8)
         self._federation = ""
         self._lease_seconds: float | None = None  # not known before it has joined
         self._stop = threading.Event()
@@ -179,7 +181,14 @@ class Site:
     def _hello(self) -> Hello:
         equipment = self._with
         holds = self._library.holds()
-        return Hello(PROTOCOL, self._library.layout, equipment.config, equipment.profile, holds)
+        return Hello(
+            PROTOCOL,
+            self._library.layout,
+            equipment.config,
+            equipment.profile,
+            holds,
+            self._instance,
+        )
 
     def _take(self, order: Order) -> None:
         match order:
@@ -324,9 +333,13 @@ class Site:
         """Bring an answer to the controller. It is kept until it was taken or turned down."""
         assert self._memory.answer is not None
         delivery, packet = self._memory.answer
-        receipt: Receipt | None = self._insisting(
-            lambda: self._line.deliver(delivery, pieces(packet))  # from the start each time
-        )
+        try:
+            receipt: Receipt | None = self._insisting(
+                lambda: self._line.deliver(delivery, pieces(packet))  # from the start each time
+            )
+        except ModelError as error:  # it would be no better next time
+            receipt = Receipt(False, str(error))
+            self._say_failed(delivery.task, str(error), "")
         if receipt is not None:
             taken = "taken" if receipt.taken else f"not taken: {receipt.reason}"
             self._news(f"task {delivery.task}: {delivery.num_steps} steps, {taken}")

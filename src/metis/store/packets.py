@@ -3,6 +3,7 @@ every store to it."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from metis.core.errors import JournalError, ModelError, RunError
+from metis.core.errors import JournalError, LineError, ModelError, RunError
 from metis.store.atomic import sync_directory
 from metis.store.past_cache import Growing, room_for
 
@@ -43,7 +44,7 @@ class Packets(Protocol):
         """Receive a packet, whole or not at all, as safe as the store can make it.
 
         It has no name yet, so nothing else changes. More than `max_bytes` raises ModelError, and
-        so does whatever ends the chunks; nothing is left of either.
+        so does whatever ends the chunks; nothing is left of either. LineError: not now.
         """
         ...
 
@@ -109,7 +110,7 @@ class InMemory:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Packets as files of a directory. What `put` has returned for outlives a power cut."""
+    """Packets as files of a directory. What `keep` has returned for outlives a power cut."""
 
     directory: Path
     durable: bool = True
@@ -135,6 +136,8 @@ class OnDisk:
                 growing.finish(gathered.content)
             whole = True
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # for now; the disk is as good as ever
+                raise LineError("there are too many connections to take a packet now") from None
             raise RunError(f"cannot write {half}: {error.strerror}") from None
         finally:
             if not whole:

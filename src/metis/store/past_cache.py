@@ -56,8 +56,8 @@ class Growing:
             except OSError:
                 if not self._is_direct:
                     raise
-                self._set_direct(False)  # once more, with the cache: if it was not that, it fails
                 self._may_be_direct = False
+                self._set_direct(False)  # once more, with the cache: if it was not that, it fails
 
     def _set_direct(self, wanted: bool) -> None:
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
@@ -67,6 +67,8 @@ class Growing:
             self._is_direct = wanted
         except OSError:
             self._may_be_direct = False
+            if not wanted:
+                raise
 
 
 def _whole_blocks(content: memoryview) -> memoryview:

@@ -30,8 +30,7 @@ from metis.live.line import (
 from metis.live.overview import Member, Overview
 from metis.transport import wire_pb2 as wire
 
-_MAX_CLASSES = 100_000  # of a confusion matrix that somebody sends
-_MAX_CELLS = 25_000_000
+_INSTANCE_CHARACTERS = 64
 #: Stands for sums that are no numbers, of a model that diverged, say. Nobody can have counted it,
 #: so the controller does not pool it; and unlike them it can be written down as JSON.
 _NO_SUMS = ErrorSums(-1, 0.0, 0.0, 0.0, 0.0)
@@ -98,6 +97,7 @@ def hello_message(hello: Hello) -> wire.Hello:
         num_examples=hello.profile.num_examples,
         steps_per_epoch=hello.profile.steps_per_epoch,
         group=hello.profile.group,
+        instance=hello.instance,
     )
     if hello.holds is not None:
         message.holds.oldest, message.holds.newest = hello.holds
@@ -110,7 +110,8 @@ def hello_of(message: wire.Hello, learner: LearnerId) -> Hello:
     if message.HasField("holds"):
         holds = (message.holds.oldest, message.holds.newest)
     profile = Profile(learner, message.num_examples, message.steps_per_epoch, message.group)
-    return Hello(message.protocol, message.layout, message.config, profile, holds)
+    instance = message.instance[:_INSTANCE_CHARACTERS]
+    return Hello(message.protocol, message.layout, message.config, profile, holds, instance)
 
 
 def item_message(item: Item) -> wire.Item:
@@ -212,14 +213,14 @@ def delivery_message(delivery: Delivery) -> wire.Delivery:
     return message
 
 
-def delivery_of(message: wire.Delivery) -> Delivery:
+def delivery_of(message: wire.Delivery, num_classes: int) -> Delivery:
     return Delivery(
         message.task,
         message.base_version,
         message.num_examples,
         message.num_steps,
         message.seconds if 0.0 <= message.seconds < math.inf else 0.0,  # JSON has no others
-        counts_of(message.counts) if message.HasField("counts") else None,
+        counts_of(message.counts, num_classes) if message.HasField("counts") else None,
     )
 
 
@@ -243,8 +244,11 @@ def counts_message(counts: Counts) -> wire.Counts:
     )
 
 
-def counts_of(message: wire.Counts) -> Counts | None:
-    """Return counts. ModelError if a matrix is not one, or too large to be one."""
+def counts_of(message: wire.Counts, num_classes: int) -> Counts | None:
+    """Return counts. ModelError if a matrix is not one, or not one of so many classes.
+
+    Few bytes can speak of a large matrix, so nothing is made before that is known.
+    """
     kind = message.WhichOneof("kind")
     if kind is None:
         return None
@@ -262,8 +266,11 @@ def counts_of(message: wire.Counts) -> Counts | None:
         )
     classes = message.classes
     size = classes.num_classes**2
-    if classes.num_classes > _MAX_CLASSES or size > _MAX_CELLS:
-        raise ModelError(f"a confusion matrix of {classes.num_classes} classes is too large")
+    if classes.num_classes != num_classes:
+        raise ModelError(
+            f"a confusion matrix of {classes.num_classes} classes came to a federation that has "
+            f"{num_classes}"
+        )
     if len(classes.cells) != len(classes.counts) or any(cell >= size for cell in classes.cells):
         raise ModelError("a confusion matrix has cells that it cannot have")
     if any(count >= 1 << 62 for count in classes.counts):

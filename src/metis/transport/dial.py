@@ -27,13 +27,18 @@ from metis.transport import wire_pb2 as wire
 from metis.transport.chunks import chunk_content, part_message
 from metis.transport.gate import NAME
 from metis.transport.rpc import FEDERATION, OPERATIONS, OPTIONS, as_message
+from metis.transport.silence import Silence
 
 _CALL_SECONDS = 60.0
+SILENT_SECONDS = 120.0  # after which a stream is given up; of orders there is one every second
+_STORING_SECONDS = 600.0  # that it may take until a model which was sent is on the other's disk
 _RECONNECT = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 10_000),
 ]
+#: Plain text is for this machine; a proxy that leads elsewhere could not come back to it.
+_NO_PROXY = [("grpc.enable_http_proxy", 0)]
 _GONE = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -57,6 +62,7 @@ class RpcLine:
         self, address: str, name: str, credentials: grpc.ChannelCredentials | None = None
     ) -> None:
         self._dial = Dial(address, name, credentials)
+        self._silence = Silence()
         self._session = 0
 
     def charter(self) -> Charter:
@@ -71,13 +77,21 @@ class RpcLine:
         call = self._dial.method("Orders", "unary_stream", wire.Order.FromString)
         with _as_our_errors():
             listener = wire.Listener(session=self._session)
-            for message in call(listener, metadata=self._dial.metadata):
-                yield convert.order_of(message)
+            stream = call(listener, metadata=self._dial.metadata)
+            with self._silence.limited(stream, SILENT_SECONDS) as heard:
+                for message in stream:
+                    heard()
+                    yield convert.order_of(message)
+                    heard()
 
     def fetch(self, item: Item) -> Iterator[Piece]:
         call = self._dial.method("Fetch", "unary_stream", chunk_content)
         with _as_our_errors():
-            yield from call(convert.item_message(item), metadata=self._dial.metadata)
+            stream = call(convert.item_message(item), metadata=self._dial.metadata)
+            with self._silence.limited(stream, SILENT_SECONDS) as heard:
+                for piece in stream:
+                    yield piece
+                    heard()
 
     def progress(self, task: int, num_steps: int) -> Standing:
         report = wire.ProgressReport(task=task, num_steps=num_steps)
@@ -85,15 +99,23 @@ class RpcLine:
         return Standing(reply.committed_steps, reply.is_open)
 
     def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
+        said: list[Callable[[], None]] = []
+
         def parts() -> Iterator[wire.DeliveryPart | Piece]:
             yield wire.DeliveryPart(delivery=convert.delivery_message(delivery))
-            yield from packet
+            for piece in packet:
+                yield piece
+                for heard in said:
+                    heard()
             yield wire.DeliveryPart(end=wire.Nothing())
 
         read = wire.Receipt.FromString
         call = self._dial.method("Deliver", "stream_unary", read, write=part_message)
         with _as_our_errors():
-            reply = call(parts(), metadata=self._dial.metadata)
+            under_way = call.future(parts(), metadata=self._dial.metadata)
+            with self._silence.limited(under_way, _STORING_SECONDS) as heard_of:
+                said.append(heard_of)
+                reply = under_way.result()
         return Receipt(reply.taken, reply.reason)
 
     def fail(self, task: int, reason: str, traceback: str = "") -> None:
@@ -141,7 +163,7 @@ class Dial:
         self.metadata = ((NAME, name),)
         options = OPTIONS + _RECONNECT
         if credentials is None:
-            self._channel = grpc.insecure_channel(address, options)
+            self._channel = grpc.insecure_channel(address, options + _NO_PROXY)
         else:
             self._channel = grpc.secure_channel(address, credentials, options)
 
@@ -168,6 +190,8 @@ class Dial:
 def _as_our_errors() -> Iterator[None]:
     try:
         yield
+    except grpc.FutureCancelledError:
+        raise LineError("the controller cannot be reached: the call was given up") from None
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or "no reason given"
         if code in _GONE:

@@ -18,10 +18,10 @@ from urllib.parse import unquote
 import grpc
 
 from metis.core.errors import GoneError, HandshakeError, IdentityError, LineError
+from metis.live.complaints import Audit, Complaints
 
 NAME = "metis-name"  # metadata of a caller without a certificate
 _NAME_CHARACTERS = 64
-_QUIET_SECONDS = 10.0  # between two audit lines about one caller
 _MANY = 10_000  # callers that are remembered
 
 
@@ -36,9 +36,6 @@ class Identified(Protocol):
 
 #: Returns who calls. Raises IdentityError for strangers.
 Identify = Callable[[grpc.ServicerContext], Identified]
-
-#: Told what was refused, to whom, and why.
-Audit = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +65,6 @@ class Account:
     at_once: int = 0
 
 
-@dataclass(slots=True)
-class Complaint:
-    """What was refused to one caller since it was last written down."""
-
-    told: float = float("-inf")
-    num_refused: int = 0
-
-
 class Gate:
     """Lets calls through, or not. Any thread may ask."""
 
@@ -88,11 +77,10 @@ class Gate:
     ) -> None:
         self._identify = identify
         self._limits = limits
-        self._audit = audit
         self._clock = clock
         self._turn = threading.Lock()
         self._accounts: dict[str, Account] = {}
-        self._complaints: dict[tuple[str, str], Complaint] = {}
+        self._complaints = Complaints(audit, clock)
 
     @contextmanager
     def open(self, context: grpc.ServicerContext, *roles: str) -> Iterator[str]:
@@ -144,20 +132,9 @@ class Gate:
 
     def _refused(self, what: str, who: str, reason: str) -> None:
         """Say so for good, but not so often that it fills the disk."""
-        host = _host(who)  # of an address; a port is new every time
-        now = self._clock()
-        with self._turn:
-            if len(self._complaints) > _MANY:  # addresses can be had by the million
-                self._complaints.clear()
-            # Behind one address there may be several; their reasons differ.
-            complaint = self._complaints.setdefault((host, reason), Complaint())
-            complaint.num_refused += 1
-            if now - complaint.told < _QUIET_SECONDS:
-                return
-            number, complaint.num_refused = complaint.num_refused, 0
-            complaint.told = now
-        more = f" ({number} times)" if number > 1 else ""
-        self._audit(what, host, f"{reason}{more}")
+        # Of an address without its port, which is new every time. Behind it there may be several;
+        # their reasons differ.
+        self._complaints.add(what, _host(who), reason, kind=reason)
 
 
 def _host(who: str) -> str:

@@ -5,6 +5,8 @@ Models travel as streams of chunks, so no message is large and neither end holds
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -45,6 +47,9 @@ OPTIONS = [
 _REASON_CHARACTERS = 2000
 _FEW = 16  # learners that there is always room for
 _TRACEBACK_CHARACTERS = 20_000
+_HANDSHAKE_MS = 10_000  # that somebody who has connected may take to show who it is
+_MOST_CONNECTIONS = 65_536
+_OTHER_FILES = 128  # that a controller has open beside connections and packets on their way
 
 
 class Endpoint:
@@ -101,7 +106,7 @@ class Endpoint:
             first = next(parts, None)
             if not isinstance(first, wire.DeliveryPart) or first.WhichOneof("what") != "delivery":
                 raise ModelError("a delivery begins with what it is an answer to")
-            delivery = convert.delivery_of(first.delivery)
+            delivery = convert.delivery_of(first.delivery, self._service.terms.num_classes)
             receipt = self._service.deliver(learner, delivery, _contents(parts))
             return wire.Receipt(taken=receipt.taken, reason=receipt.reason)
         raise AssertionError
@@ -117,7 +122,9 @@ class Endpoint:
     def score(self, raw: bytes, context: grpc.ServicerContext) -> wire.Nothing:
         with self._caller(context, "learner") as learner:
             request = _parsed(wire.ScoreReport, raw)
-            counts = convert.counts_of(request.counts) if request.HasField("counts") else None
+            counts = None
+            if request.HasField("counts"):
+                counts = convert.counts_of(request.counts, self._service.terms.num_classes)
             self._service.score(learner, request.evaluation, counts)
         return wire.Nothing()
 
@@ -253,26 +260,63 @@ def serve(
     num_threads = opening.calls_at_once * max(_FEW, 2 * opening.num_learners) + 16
     server = grpc.server(
         ThreadPoolExecutor(num_threads, thread_name_prefix="rpc"),
-        options=[*OPTIONS, ("grpc.so_reuseport", 0)],  # one controller for one port
+        options=[
+            *OPTIONS,
+            ("grpc.so_reuseport", 0),  # one controller for one port
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.max_allowed_incoming_connections", _room_for_connections(opening.num_learners)),
+        ],
         maximum_concurrent_rpcs=2 * num_threads,
     )
     gate = gate or Gate(by_name, Limits(calls_at_once=opening.calls_at_once), service.audit)
     for name, methods in Endpoint(service, gate, stop).rpc_methods().items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
-    _add_health(server, opening.reflection)
+    _add_health(server, None if opening.credentials is None else gate, opening.reflection)
     port = _bind(server, opening)
     server.start()
     return server, port
 
 
-def _add_health(server: grpc.Server, reflection: bool) -> None:
-    """Answer the question that load balancers and orchestrators ask; it tells nothing else."""
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+def _room_for_connections(num_learners: int) -> int:
+    """Return how many may connect, so that files can still be opened when so many have.
 
-    servicer = health.HealthServicer(experimental_non_blocking=True)
-    for name in ("", FEDERATION):
-        servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    Whoever connects takes one of the files that a process may have open, before it has shown who
+    it is. As many as the machine allows are asked for first.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    most = min(soft, _MOST_CONNECTIONS) if soft != resource.RLIM_INFINITY else _MOST_CONNECTIONS
+    return max(most // 2, most - _OTHER_FILES - 4 * num_learners)
+
+
+def _add_health(server: grpc.Server, gate: Gate | None, reflection: bool) -> None:
+    """Answer the question that load balancers and orchestrators ask; it tells nothing else.
+
+    To watch is not possible: such calls do not end. In plain text a name is not asked for.
+    """
+    from grpc_health.v1 import health, health_pb2
+
+    answer = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+    def check(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            if gate is not None:
+                with gate.open(context, "operator", "controller", "learner"):
+                    pass
+        except MetisError as error:
+            context.abort(reason_code(error), str(error)[:_REASON_CHARACTERS])
+        if request.service not in ("", FEDERATION):
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        return answer
+
+    method = grpc.unary_unary_rpc_method_handler(
+        check, health_pb2.HealthCheckRequest.FromString, as_message
+    )
+    handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": method})
+    server.add_generic_rpc_handlers((handler,))
     if reflection:
         from grpc_reflection.v1alpha import reflection as reflecting
 

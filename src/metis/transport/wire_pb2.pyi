@@ -25,7 +25,7 @@ class CharterText(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., config: _Optional[str] = ..., layout: _Optional[str] = ..., num_classes: _Optional[int] = ..., federation: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "layout", "config", "num_examples", "steps_per_epoch", "group", "holds")
+    __slots__ = ("protocol", "layout", "config", "num_examples", "steps_per_epoch", "group", "holds", "instance")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Hello(_message.Message):
     STEPS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     layout: str
     config: str
@@ -40,7 +41,8 @@ class Hello(_message.Message):
     steps_per_epoch: int
     group: str
     holds: Range
-    def __init__(self, protocol: _Optional[int] = ..., layout: _Optional[str] = ..., config: _Optional[str] = ..., num_examples: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., group: _Optional[str] = ..., holds: _Optional[_Union[Range, _Mapping]] = ...) -> None: ...
+    instance: str
+    def __init__(self, protocol: _Optional[int] = ..., layout: _Optional[str] = ..., config: _Optional[str] = ..., num_examples: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., group: _Optional[str] = ..., holds: _Optional[_Union[Range, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("oldest", "newest")
