@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,40 +14,8 @@ from metis.live.line import Delivery, Item, Receipt, SnapshotOf
 from metis.transport import dial
 from metis.transport.dial import RpcLine
 from metis.transport.rpc import Opening, serve
-from metis.transport.silence import Silence
+from metis.transport.silence import SilenceError, heard_from
 from tests.live.toy import eventually
-
-
-class Call:
-    """Stands for a call: it can be cancelled."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-def test_a_silent_call_is_cancelled_and_one_that_is_heard_of_is_not() -> None:
-    silence, silent, lively = Silence(), Call(), Call()
-    with silence.limited(silent, 0.3), silence.limited(lively, 0.8) as heard:
-        until = time.monotonic() + 2.5
-        while time.monotonic() < until:
-            heard()
-            time.sleep(0.05)
-
-    assert silent.cancelled
-    assert not lively.cancelled
-
-
-def test_nothing_is_left_of_a_call_that_has_ended() -> None:
-    silence, call = Silence(), Call()
-    with silence.limited(call, 0.1) as heard:
-        pass
-    heard()  # late
-
-    assert eventually(lambda: silence._thread is None)
-    assert not call.cancelled
 
 
 class Mute:
@@ -54,7 +24,7 @@ class Mute:
     def __init__(self) -> None:
         self.terms = type("Terms", (), {"num_classes": 0})
 
-    def fetch(self, learner: LearnerId, item: Item) -> object:
+    def fetch(self, learner: LearnerId, item: Item) -> Iterator[bytes]:
         yield b"x"
         time.sleep(4.0)
 
@@ -74,9 +44,9 @@ def test_a_line_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     line = RpcLine(f"127.0.0.1:{port}", "a")
     try:
         began = time.monotonic()
-        with pytest.raises(LineError):
+        with pytest.raises(LineError, match=r"nothing was heard for 0.5 s"):
             list(line.fetch(SnapshotOf(1)))
-        with pytest.raises(LineError):
+        with pytest.raises(LineError, match=r"nothing was heard for 0.5 s"):
             line.deliver(Delivery(1, 0, 1, 1, 0.0, None), iter([b"y"]))
         took = time.monotonic() - began
     finally:
@@ -84,3 +54,56 @@ def test_a_line_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         server.stop(grace=None).wait()
 
     assert took < 4.0
+
+
+class Lost:
+    """A stream as gRPC may leave it: nothing comes, and to cancel it changes nothing."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"first"
+        threading.Event().wait()
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_stream_that_cannot_even_be_cancelled_is_left_behind() -> None:
+    heard = heard_from(Lost(), 0.3)
+
+    assert next(heard) == b"first"
+    with pytest.raises(SilenceError):
+        next(heard)
+
+
+def test_a_stream_that_goes_on_slowly_is_heard_to_its_end() -> None:
+    def slowly() -> Iterator[int]:
+        for number in range(8):
+            time.sleep(0.1)
+            yield number
+
+    class Stream:
+        def __iter__(self) -> Iterator[int]:
+            return slowly()
+
+        def cancel(self) -> None:
+            pass
+
+    assert list(heard_from(Stream(), 0.5)) == list(range(8))
+
+
+def test_who_stops_listening_leaves_no_thread_behind() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[bytes]:
+            while True:
+                yield b"x"
+
+        def cancel(self) -> None:
+            pass
+
+    before = threading.active_count()
+    heard = heard_from(Endless(), 1.0)
+    for _ in range(3):
+        next(heard)
+    heard.close()  # type: ignore[attr-defined]
+
+    assert eventually(lambda: threading.active_count() <= before)

@@ -246,6 +246,10 @@ class Site:
         me = self._with.name
         try:
             self._train(order)
+        except GoneError as error:  # too late, which is no reason to be later with the next
+            self._with.trainer.abandon(me)
+            self._say_failed(order.task, str(error), "")
+            return False
         except ModelError as error:
             self._with.trainer.abandon(me)
             self._say_failed(order.task, str(error), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ from metis.transport import wire_pb2 as wire
 from metis.transport.chunks import chunk_content, part_message
 from metis.transport.gate import NAME
 from metis.transport.rpc import FEDERATION, OPERATIONS, OPTIONS, as_message
-from metis.transport.silence import Silence
+from metis.transport.silence import Pending, SilenceError, heard_from
 
 _CALL_SECONDS = 60.0
 SILENT_SECONDS = 120.0  # after which a stream is given up; of orders there is one every second
@@ -41,7 +42,6 @@ _RECONNECT = [
 _NO_PROXY = [("grpc.enable_http_proxy", 0)]
 _GONE = {
     grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.INTERNAL,
@@ -62,7 +62,6 @@ class RpcLine:
         self, address: str, name: str, credentials: grpc.ChannelCredentials | None = None
     ) -> None:
         self._dial = Dial(address, name, credentials)
-        self._silence = Silence()
         self._session = 0
 
     def charter(self) -> Charter:
@@ -75,23 +74,17 @@ class RpcLine:
 
     def orders(self) -> Iterator[Order | None]:
         call = self._dial.method("Orders", "unary_stream", wire.Order.FromString)
-        with _as_our_errors():
+        with self._dial.errors():
             listener = wire.Listener(session=self._session)
             stream = call(listener, metadata=self._dial.metadata)
-            with self._silence.limited(stream, SILENT_SECONDS) as heard:
-                for message in stream:
-                    heard()
-                    yield convert.order_of(message)
-                    heard()
+            for message in heard_from(stream, SILENT_SECONDS):
+                yield convert.order_of(message)
 
     def fetch(self, item: Item) -> Iterator[Piece]:
         call = self._dial.method("Fetch", "unary_stream", chunk_content)
-        with _as_our_errors():
+        with self._dial.errors():
             stream = call(convert.item_message(item), metadata=self._dial.metadata)
-            with self._silence.limited(stream, SILENT_SECONDS) as heard:
-                for piece in stream:
-                    yield piece
-                    heard()
+            yield from heard_from(stream, SILENT_SECONDS)
 
     def progress(self, task: int, num_steps: int) -> Standing:
         report = wire.ProgressReport(task=task, num_steps=num_steps)
@@ -99,23 +92,20 @@ class RpcLine:
         return Standing(reply.committed_steps, reply.is_open)
 
     def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
-        said: list[Callable[[], None]] = []
+        pending = Pending(_STORING_SECONDS)
 
         def parts() -> Iterator[wire.DeliveryPart | Piece]:
             yield wire.DeliveryPart(delivery=convert.delivery_message(delivery))
             for piece in packet:
                 yield piece
-                for heard in said:
-                    heard()
+                pending.heard()
             yield wire.DeliveryPart(end=wire.Nothing())
 
         read = wire.Receipt.FromString
         call = self._dial.method("Deliver", "stream_unary", read, write=part_message)
-        with _as_our_errors():
+        with self._dial.errors():
             under_way = call.future(parts(), metadata=self._dial.metadata)
-            with self._silence.limited(under_way, _STORING_SECONDS) as heard_of:
-                said.append(heard_of)
-                reply = under_way.result()
+            reply = pending.result(under_way)
         return Receipt(reply.taken, reply.reason)
 
     def fail(self, task: int, reason: str, traceback: str = "") -> None:
@@ -161,15 +151,33 @@ class Dial:
         self, address: str, name: str, credentials: grpc.ChannelCredentials | None
     ) -> None:
         self.metadata = ((NAME, name),)
+        self._address = address
+        self._credentials = credentials
+        self._channel = self._opened()
+
+    def _opened(self) -> grpc.Channel:
         options = OPTIONS + _RECONNECT
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, options + _NO_PROXY)
-        else:
-            self._channel = grpc.secure_channel(address, credentials, options)
+        if self._credentials is None:
+            return grpc.insecure_channel(self._address, options + _NO_PROXY)
+        return grpc.secure_channel(self._address, self._credentials, options)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn what goes wrong into our errors; after a long silence, connect anew."""
+        channel = self._channel
+        try:
+            with _as_our_errors():
+                yield
+        except SilenceError:
+            if self._channel is channel:
+                self._channel = self._opened()
+                # What hangs may never be closed: that is not waited for.
+                threading.Thread(target=channel.close, daemon=True).start()
+            raise
 
     def ask(self, name: str, request: Any, reply: Any, service: str = FEDERATION) -> Any:
         call = self.method(name, "unary_unary", reply.FromString, service)
-        with _as_our_errors():
+        with self.errors():
             return call(request, metadata=self.metadata, timeout=_CALL_SECONDS)
 
     def method(
@@ -190,10 +198,10 @@ class Dial:
 def _as_our_errors() -> Iterator[None]:
     try:
         yield
-    except grpc.FutureCancelledError:
-        raise LineError("the controller cannot be reached: the call was given up") from None
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or "no reason given"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise SilenceError(f"the controller cannot be reached: {details}") from None
         if code in _GONE:
             raise LineError(f"the controller cannot be reached: {details}") from None
         if code is grpc.StatusCode.INVALID_ARGUMENT:

@@ -1,58 +1,85 @@
 """Calls of which nothing is heard any more, and their end.
 
 A stream can be lost by gRPC when its connection goes at the wrong moment: the server has ended the
-call, the new connection is alive and answers pings, and the caller waits for ever. (Two of five
-storms of two minutes ended so.) No fixed deadline fits a model of any size over any line; that
-nothing has come for a long time does.
+call, and the caller waits for ever, even after it has cancelled. (Storms of two minutes showed it.)
+No fixed deadline fits a model of any size over any line; that nothing has come for a long time
+does. So nobody here waits for gRPC without an end: a thread may have to be left behind.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
-_LOOK_SECONDS = 0.5
+import grpc
+
+from metis.core.errors import LineError
+
+_AHEAD = 4  # messages that may lie ready
+_LOOK_SECONDS = 1.0
 
 
-class Silence:
-    """Cancels calls that have been silent for too long. Its thread lives while there are calls."""
+class SilenceError(LineError):
+    """Nothing is heard any more; the connection itself may be no good."""
 
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._until: dict[Any, float] = {}
-        self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def limited(self, call: Any, seconds: float) -> Iterator[Callable[[], None]]:
-        """Watch a call meanwhile. Gives what is to be called whenever it was heard of."""
+def heard_from(stream: Any, seconds: float) -> Iterator[Any]:
+    """Give the messages of a stream. SilenceError if none comes for so long."""
+    came: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    room = threading.Semaphore(_AHEAD)
+    over = threading.Event()
 
-        def heard() -> None:
-            with self._turn:
-                if call in self._until:
-                    self._until[call] = time.monotonic() + seconds
-
-        with self._turn:
-            self._until[call] = time.monotonic() + seconds
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._look, daemon=True, name="silence")
-                self._thread.start()
+    def listen() -> None:
         try:
-            yield heard
-        finally:
-            with self._turn:
-                self._until.pop(call, None)
-
-    def _look(self) -> None:
-        while True:
-            time.sleep(_LOOK_SECONDS)
-            with self._turn:
-                if not self._until:
-                    self._thread = None
+            for message in stream:
+                came.put(("message", message))
+                room.acquire()
+                if over.is_set():
                     return
-                now = time.monotonic()
-                silent = [call for call, until in self._until.items() if until < now]
-            for call in silent:
-                call.cancel()
+            came.put(("end", None))
+        except grpc.RpcError as error:
+            came.put(("error", error))
+
+    threading.Thread(target=listen, daemon=True, name="listening").start()
+    try:
+        while True:
+            try:
+                kind, what = came.get(timeout=seconds)
+            except queue.Empty:
+                raise SilenceError(f"nothing was heard for {seconds:g} s") from None
+            if kind == "error":
+                raise what
+            if kind == "end":
+                return
+            yield what
+            room.release()
+    finally:
+        over.set()
+        room.release()
+        stream.cancel()
+
+
+class Pending:
+    """An answer that is waited for while there are signs that it will come."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    def heard(self) -> None:
+        self._until = time.monotonic() + self._seconds
+
+    def result(self, call: Any) -> Any:
+        """Return what a call comes to. SilenceError if nothing is heard of it for too long."""
+        while True:
+            try:
+                return call.result(timeout=min(_LOOK_SECONDS, self._seconds))
+            except grpc.FutureTimeoutError:
+                if time.monotonic() > self._until:
+                    call.cancel()
+                    raise SilenceError(f"nothing was heard for {self._seconds:g} s") from None
+            except grpc.FutureCancelledError:
+                raise LineError("the call was given up") from None
