@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from metis.codecs.choose import codec_of
 from metis.config import Config, load
-from metis.core.types import LearnerId, Snapshot
+from metis.core.events import Arrived, Command, Event
+from metis.core.types import LearnerId, Snapshot, Task, Update, Vector, dense
 from metis.deploy.equip import equip
 from metis.learn.threads import num_threads
 from metis.live.agree import agreed, digest_of
@@ -21,7 +23,7 @@ from metis.live.ledger import Ledger
 from metis.live.line import Line
 from metis.live.service import Service
 from metis.live.site import Memory, Site
-from metis.runtime.assemble import Parts, lay_out
+from metis.runtime.assemble import Parts, assemble, lay_out
 from metis.runtime.compose import controller_of
 from metis.runtime.journal import Journal, Record
 from metis.runtime.run import run
@@ -60,11 +62,23 @@ def service_of(parts: Parts, journal: Journal) -> Service:
     return Service(terms, Ledger(controller), InMemory(), journal, time.monotonic)
 
 
-def lived(config: Config, over: str = "memory") -> tuple[Service, list[Record]]:
+def lived(
+    config: Config,
+    over: str = "memory",
+    note: Callable[[Task, Update], None] = lambda task, update: None,
+) -> tuple[Service, list[Record]]:
     """Run a federation in this process, a thread or three for each learner."""
     records: list[Record] = []
     parts = lay_out(config)
     service = service_of(parts, Journal(None, (records.append,)))
+    tell = service._desk.tell
+
+    def noted(event: Event, **more: object) -> list[Command]:
+        if isinstance(event, Arrived):
+            note(service.ledger.controller.tasks[event.update.task], event.update)
+        return tell(event, **more)
+
+    service._desk.tell = noted  # type: ignore[method-assign]
     with ExitStack() as stack:
         port = 0
         if over == "rpc":
@@ -135,6 +149,31 @@ def test_an_asynchronous_federation_lives_to_its_last_version(policy: str, over:
 
     assert service.ledger.controller.current.version >= 12  # one event may bring two versions
     assert [r["kind"] for r in records if r["kind"] in ("refuse", "fail", "task-expired")] == []
+
+
+@pytest.mark.parametrize("codecs", CODECS)
+@pytest.mark.parametrize("policy", ["async-dvw", "async-fedavg", "fedasync"])
+def test_under_the_order_in_which_they_arrived_live_the_simulators_learners_send_the_same(
+    policy: str, codecs: str
+) -> None:
+    config = federation(policy, horizon={"versions": 12}, upload=CODECS[codecs].get("upload", {}))
+    arrived: list[tuple[Task, Update]] = []
+    service, _ = lived(config, note=lambda task, update: arrived.append((task, update)))
+    simulated = assemble(config)
+    learners, codec = simulated.learners, codec_of(config.upload, service.terms.layout)
+    left_out: dict[LearnerId, Vector | None] = {}
+
+    with num_threads(1):
+        for task, update in arrived:
+            me, base = task.learner, task.start.weights
+            learners.begin(task, with_loss=False)
+            learners.expect(me, update.num_steps)
+            learners.advance(me, update.num_steps)
+            packet, left_out[me] = codec.encode(learners.finish(me), base, left_out.get(me))
+            assert dense(codec.decode(packet, base)).tobytes() == dense(update.weights).tobytes()
+
+    assert len(arrived) >= 12
+    assert len({task.start.version for task, _ in arrived}) > 3
 
 
 def test_a_site_that_is_started_again_goes_on_with_the_momentum_it_had() -> None:

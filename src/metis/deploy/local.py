@@ -53,6 +53,8 @@ def run_local(
         arguments = ["--config", str(path), "--listen", "127.0.0.1:0", "--state", str(state)]
         family.append(_start(directory, "controller", "controller", *arguments))
         address = _address(family[0], stop)
+        if address is None:
+            return None
         for name in config.learner_names():
             arguments = ["--controller", address, "--name", name, "--config", str(path)]
             own = directory / name
@@ -76,7 +78,8 @@ def _start(directory: Path, name: str, verb: str, *arguments: str) -> Started:
     return Started(name, process, log, began)
 
 
-def _address(controller: Started, stop: threading.Event) -> str:
+def _address(controller: Started, stop: threading.Event) -> str | None:
+    """Return where a controller listens, as soon as it does; None if it is to stop first."""
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until and not stop.wait(_LOOK_SECONDS):
         with open(controller.log, "rb") as file:
@@ -86,6 +89,8 @@ def _address(controller: Started, stop: threading.Event) -> str:
             raise RunError(f"the controller ended: {controller.last_words()}")
         if found:
             return str(found[-1])
+    if stop.is_set():
+        return None
     raise RunError(f"the controller did not start; see {controller.log}")
 
 

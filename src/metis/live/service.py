@@ -54,7 +54,6 @@ from metis.store.packets import Held, Packets, Piece
 
 _NOT_OPEN = "no such task is open for this learner"
 _GROUP_CHARACTERS = 64
-_DELIVERIES_AT_ONCE = 2  # of one learner
 _MOST = 1 << 40  # examples or steps that anybody can have
 
 
