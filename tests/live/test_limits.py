@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from grpc_health.v1 import health_pb2
 from metis.codecs.dense import Dense
 from metis.core.errors import HandshakeError, LineError, ModelError
 from metis.core.types import LearnerId
+from metis.live.direct import DirectLine
 from metis.live.line import Delivery, Receipt, SnapshotOf, TrainOrder
 from metis.live.mirror import Mirror
 from metis.live.site import Memory, Site
-from metis.store.packets import OnDisk
+from metis.store.packets import OnDisk, Piece
 from metis.transport import convert
 from metis.transport import wire_pb2 as wire
 from metis.transport.dial import RpcLine
@@ -215,6 +216,29 @@ def test_what_is_not_offered_cannot_be_called(
             list(call(iter([b""]) if kind == "stream_stream" else b"", timeout=10))
 
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+class Picky(DirectLine):
+    """A line on which the first answer is no good, whatever it is."""
+
+    num_refused = 0
+
+    def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
+        if self.num_refused == 0:
+            self.num_refused += 1
+            raise ModelError("what came is no delivery")
+        return super().deliver(delivery, packet)
+
+
+def test_an_answer_of_an_earlier_life_that_is_no_good_is_given_up() -> None:
+    """Its site would else end by it at every start."""
+    with federation("async-fedavg", learners=1, versions=None, size=1000) as found:
+        memory = Memory(answer=(Delivery(99, 0, 1, 1, 0.0, None), b"x"), last_task=99)
+        attending = found.site(Toy("a", 0.01), Picky(found.service, A), memory=memory)
+
+        assert eventually(lambda: found.of("version"))
+        assert "task 99 failed: what came is no delivery" in attending.news
+        assert attending.ended == []
 
 
 # ---- tracebacks, and an end in the middle of a delivery -----------------------------------------

@@ -31,9 +31,6 @@ class Complaints:
         self._turn = threading.Lock()
         self._known: dict[tuple[str, str], Complaint] = {}
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def add(self, what: str, who: str, reason: str, kind: str | None = None) -> None:
         """Write it down, or count it, if one of its kind was written down just now.
 

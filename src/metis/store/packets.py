@@ -196,17 +196,17 @@ class Gathered:
 
     def __init__(self, max_bytes: int) -> None:
         self._room = room_for(max_bytes)
-        self.length = 0
+        self._length = 0
 
     @property
     def content(self) -> memoryview:
-        return self._room[: self.length].toreadonly()
+        return self._room[: self._length].toreadonly()
 
     def passing(self, chunks: Iterable[Piece]) -> Iterator[Piece]:
         for chunk in chunks:
-            end = self.length + len(chunk)
+            end = self._length + len(chunk)
             if end > len(self._room):
                 raise ModelError(f"packet is longer than the {len(self._room)} bytes it may have")
-            self._room[self.length : end] = chunk
-            self.length = end
+            self._room[self._length : end] = chunk
+            self._length = end
             yield chunk

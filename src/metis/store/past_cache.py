@@ -7,7 +7,6 @@ still on its way. Where a file system will not have it, the cache it is.
 
 from __future__ import annotations
 
-import fcntl
 import os
 
 import numpy as np
@@ -60,6 +59,8 @@ class Growing:
                 self._set_direct(False)  # once more, with the cache: if it was not that, it fails
 
     def _set_direct(self, wanted: bool) -> None:
+        import fcntl  # is there wherever O_DIRECT is
+
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
             changed = flags | _DIRECT if wanted else flags & ~_DIRECT

@@ -6,7 +6,6 @@ Models travel as streams of chunks, so no message is large and neither end holds
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -283,6 +282,10 @@ def _room_for_connections(num_learners: int) -> int:
     Whoever connects takes one of the files that a process may have open, before it has shown who
     it is. As many as the machine allows are asked for first.
     """
+    try:
+        import resource
+    except ImportError:  # no such limit on this system
+        return _MOST_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):
