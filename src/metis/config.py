@@ -69,6 +69,11 @@ class Partition:
     exponent: float = key(1.5, "of powerlaw and geometric sizes", low=0.01, high=100)
     alpha: float = key(0.5, "of the Dirichlet distribution; smaller is more skewed", above=0)
     shards: int = key(2, "shards per learner", low=1, high=1_000_000)
+    rule: str = key(
+        "fullest",
+        "which classes a number stands for: those with most examples left, or k, k+1, ... in turn",
+        choices=("fullest", "in-turn"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ class Train:
     )
     burn_in_epochs: int = key(2, "epochs of a validation cycle before tombstones count", low=0)
     batch_size: int | None = key(None, "default: what suits the data", low=1)
+    shuffle_buffer: int | None = key(
+        None,
+        "examples come class by class through a shuffle buffer of so many; default: all shuffled",
+        low=1,
+    )
     learning_rate: float | None = key(None, "default: what suits the data", above=0)
     momentum: float | None = key(None, "default: what suits the data", low=0, high=1)
     keep_momentum: bool = key(False, "carry optimizer state over from task to task")

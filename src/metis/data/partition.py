@@ -16,6 +16,7 @@ from metis.core.errors import DataError, unknown
 Ints = NDArray[np.int64]
 
 SIZES = ("uniform", "skewed", "powerlaw", "geometric")
+RULES = ("fullest", "in-turn")
 CLASSES = ("iid", "dirichlet", "shards", "natural")
 
 _SKEW = 1.2
@@ -68,6 +69,7 @@ def partition(
     alpha: float = 0.5,
     shards: int = 2,
     exponent: float = 1.5,
+    rule: str = "fullest",
     owners: NDArray[Any] | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Partition:
@@ -78,8 +80,8 @@ def partition(
 
     - `iid`: a random sample.
     - a number x, or a list such as `8,4,3x8` (largest learner first): exactly so many classes
-      each, see `_by_count`. With power-law sizes a number stands for the paper's list where the
-      paper gives one.
+      each, chosen by `rule`, see `_by_count` and `_in_turn`. With power-law sizes a number stands
+      for the paper's list where the paper gives one.
     - `dirichlet`: each learner draws its class mix from Dirichlet(alpha), see `_by_dirichlet`.
     - `shards`: examples sorted by label and cut; each learner gets `shards` pieces, in random
       order, that add up to its size (McMahan et al. 2017 has uniform sizes).
@@ -90,6 +92,8 @@ def partition(
     """
     labels = np.asarray(labels)
     _check(labels, num_learners, sizes, num_classes, alpha, shards, exponent, ranks)
+    if rule not in RULES:
+        raise DataError(unknown("rule for classes", rule, RULES))
     kind = _parse(classes)
     if num_classes == 0 and kind not in ("iid", "natural"):
         raise DataError(
@@ -119,7 +123,10 @@ def partition(
                 note = f"class mix ~ Dirichlet({alpha:g})"
             else:
                 counts, note = _counts(kind, num_learners, num_classes, sizes)
-                amounts = _by_count(targets, counts, supply, rng)
+                if rule == "in-turn":
+                    amounts, note = _in_turn(targets, counts, supply), f"{note}, dealt in turn"
+                else:
+                    amounts = _by_count(targets, counts, supply, rng)
             pieces = _draw(labels, amounts, rng)
         note = f"{_describe_sizes(sizes, exponent)}; {note}"
     if sizes != "uniform" or kind == "natural":
@@ -280,6 +287,30 @@ def _by_count(targets: Ints, counts: Ints, supply: Ints, rng: np.random.Generato
         back = _evenly(short, np.where(amounts[k] > 0, left, 0))
         amounts[k] += back
         left -= back
+    return amounts
+
+
+def _in_turn(targets: Ints, counts: Ints, supply: Ints) -> Ints:
+    """Return examples per learner and class: the k-th largest learner holds classes k, k + 1, ...
+
+    Each class is divided among those who hold it in proportion to their sizes, so that sizes yield
+    where a class has few or small holders. With uniform sizes they are as asked. A class that
+    nobody's turn reaches is left over.
+    """
+    amounts = np.zeros((len(targets), len(supply)), dtype=np.int64)
+    holds = np.zeros(amounts.shape, dtype=bool)
+    for k, count in enumerate(counts):
+        holds[k, (k + np.arange(count)) % len(supply)] = True
+    for label, whole in enumerate(supply):
+        holders = np.flatnonzero(holds[:, label])
+        if len(holders):
+            ends = np.cumsum(targets[holders]) * int(whole) // targets[holders].sum()
+            amounts[holders, label] = np.diff(ends, prepend=0)
+    if (holds & (amounts == 0)).any():
+        raise DataError(
+            f"classes of {int(supply.min())}..{int(supply.max())} examples cannot be dealt in turn "
+            f"to {len(counts)} learners so that each has at least one of every class it holds"
+        )
     return amounts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metis.experiments import (
+    beliefs,
     check,
     fig2,
     fig3,
@@ -30,6 +31,7 @@ STUDIES: dict[str, Study] = {
         fig9.STUDY,
         sstc.STUDY,
         validation_size.STUDY,
+        beliefs.STUDY,
         check.STUDY,
     )
 }

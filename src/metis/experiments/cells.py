@@ -145,20 +145,25 @@ def federated_cell(
     variant: str = "",
     groups: Mapping[str, Mapping[str, float]] | None = None,
     validation: Mapping[str, Any] | None = None,
+    partition: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
 ) -> Cell:
-    """Return a cell of the Metis paper: ten learners, cost profile `paper`."""
+    """Return a cell of the Metis paper: ten learners, cost profile `paper`.
+
+    The last four say what is not as in the paper's table.
+    """
     sizes, classes = classes_of(row)
     horizon = setting.horizon(whole)
     fast, slow = paper.STEP_SECONDS[domain.name]
     speeds = {"fast": fast} if cluster == "homogeneous" else {"fast": fast, "slow": slow}
     more: dict[str, Any] = {}
     model: dict[str, Any] = {"name": domain.model}
-    train: dict[str, Any] = dict(domain.train)
+    training: dict[str, Any] = {**domain.train, **(train or {})}
     source = domain.source
     if setting.scale == "smoke":
         source = str(generated_file(setting.out / "generated", domain.name))
         more |= {"engine": "loop", "threads": 1}
-        train |= {"epochs": 1, "max_epochs": 2, "burn_in_epochs": 0}
+        training |= {"epochs": 1, "max_epochs": 2, "burn_in_epochs": 0}
         if domain.model == "resnet50_cifar":
             model["options"] = {"num_blocks": 1}
     if setting.device == "cpu" and setting.jobs > 1:
@@ -171,12 +176,12 @@ def federated_cell(
         device=setting.device,
         data={"name": source},
         model=model,
-        partition={"sizes": sizes, "classes": classes},
+        partition={"sizes": sizes, "classes": classes, **(partition or {})},
         groups={
             name: {"seconds_per_step": step, **(groups or {}).get(name, {})}
             for name, step in speeds.items()
         },
-        train=train,
+        train=training,
         validation=dict(validation or {}),
         costs={"profile": "paper"},
         horizon={

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from metis.core.errors import DataError
 from metis.core.types import LearnerId
 from metis.learn.prepare import Preparation
+
+#: Given whose epoch it is, its examples and its chance: their positions in the order of training.
+Order = Callable[[LearnerId, NDArray[np.int64], np.random.Generator], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,10 @@ class Epochs:
         batch_size: int,
         seed: int,
         no_single: bool,
+        order: Order,
     ) -> None:
         self._shares = shares
+        self._order = order
         self._preparation = preparation
         self._batch_size = batch_size
         self._seed = seed
@@ -104,7 +110,7 @@ class Epochs:
         """Return what chance decides for one epoch of a learner's task."""
         train = self._shares[learner].train
         rng = np.random.default_rng([self._seed, _stable_hash(learner), ordinal, number])
-        order = rng.permutation(len(train))
+        order = self._order(learner, train, rng)
         draws = self._preparation.draw(rng, len(train))
         seeds = rng.integers(2**63, size=self.num_steps(learner), dtype=np.uint64)
         if self._no_single and len(train) % self._batch_size == 1:
@@ -115,6 +121,50 @@ class Epochs:
             draws=torch.from_numpy(draws),
             seeds=seeds.tolist(),
         )
+
+
+def order_of(shuffle_buffer: int | None, labels: NDArray[Any]) -> Order:
+    """Return how epochs are ordered: all at random, or class by class through a small buffer."""
+    if shuffle_buffer is None:
+        return _shuffled
+    return ClassByClass(labels, shuffle_buffer)
+
+
+def _shuffled(
+    learner: LearnerId, train: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    return rng.permutation(len(train))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassByClass:
+    """Examples lie sorted by class and are read through a shuffle buffer, as input pipelines do.
+
+    A learner with no more examples than the buffer holds still sees them in random order; a large
+    one sees one class after the other. Each has an order of classes of its own, always the same.
+    """
+
+    labels: NDArray[Any]
+    buffer: int
+
+    def __call__(
+        self, learner: LearnerId, train: NDArray[np.int64], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        classes, which = np.unique(self.labels[train], return_inverse=True)
+        ranks = np.random.default_rng(_stable_hash(learner)).permutation(len(classes))
+        by_class = np.argsort(ranks[which], kind="stable")
+        return by_class[_through_buffer(len(train), self.buffer, rng)]
+
+
+def _through_buffer(count: int, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return 0 to count - 1 in the order in which a shuffle buffer lets them out."""
+    size = min(size, count)
+    held = list(range(size))
+    out = []
+    for newcomer, place in enumerate(rng.integers(size, size=count - size).tolist(), start=size):
+        out.append(held[place])
+        held[place] = newcomer
+    return np.array(out + rng.permutation(held).tolist(), dtype=np.int64)
 
 
 def _stable_hash(learner: LearnerId) -> int:

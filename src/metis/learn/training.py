@@ -54,6 +54,7 @@ class Training:
     """
 
     batch_size: int = 32
+    shuffle_buffer: int | None = None  # None: every epoch is a random order; see Epochs
     learning_rate: float = 0.05
     momentum: float = 0.9  # for optimizers that have one
     optimizer: str = "sgd"  # a name in torch.optim, in any case
@@ -78,6 +79,7 @@ class Training:
             raise ConfigError(unknown("precision", self.precision, PRECISIONS))
         for name, is_right, wanted in (
             ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("shuffle_buffer", (self.shuffle_buffer or 1) >= 1, "at least 1"),
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("momentum", 0 <= self.momentum < 1, "from 0 to below 1"),
             ("schedule_versions", self.schedule_versions >= 1, "at least 1"),

@@ -17,7 +17,7 @@ from metis.core.local_run import TestResult
 from metis.core.scores import accuracy, r_squared
 from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Vector
 from metis.data.dataset import Dataset
-from metis.learn.epochs import Epochs, Share
+from metis.learn.epochs import Epochs, Share, order_of
 from metis.learn.evaluator import (
     Evaluator,
     Examples,
@@ -66,7 +66,12 @@ class Workbench:
         if self.has_batch_norm and training.batch_size == 1:
             raise ConfigError("batch_size = 1: batch-norm needs at least 2 examples in a batch")
         self.epochs = Epochs(
-            self.shares, preparation, training.batch_size, seed, no_single=self.has_batch_norm
+            self.shares,
+            preparation,
+            training.batch_size,
+            seed,
+            no_single=self.has_batch_norm,
+            order=order_of(training.shuffle_buffer, dataset.y_train),
         )
         preparation.output_shape(dataset.input_shape)
         num_classes = dataset.num_classes

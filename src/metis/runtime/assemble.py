@@ -259,6 +259,7 @@ def divide(config: Config, dataset: Dataset) -> Partition:
         alpha=config.partition.alpha,
         shards=config.partition.shards,
         exponent=config.partition.exponent,
+        rule=config.partition.rule,
         owners=dataset.owners,
         ranks=deal(list(config.group_sizes().values())) if dealt else None,
     )
@@ -331,6 +332,7 @@ def _training(config: Config, chosen: Recipe) -> Training:
     assert train.weight_decay is not None
     return Training(
         batch_size=train.batch_size,
+        shuffle_buffer=train.shuffle_buffer,
         learning_rate=train.learning_rate,
         momentum=train.momentum,
         optimizer=train.optimizer,
