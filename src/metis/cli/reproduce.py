@@ -23,7 +23,7 @@ commands = typer.Typer()
 #: As in `experiments.catalogue`, which is not imported before it is needed.
 WHAT = (
     "table1|table2|table3|fig2|fig3|fig4|fig5|fig6|fig7|fig8|fig9|sstc|validation-size|beliefs|"
-    "check|all"
+    "table1-by-class|check|all"
 )
 SCALES = ("full", "short", "smoke")
 

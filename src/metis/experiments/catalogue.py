@@ -12,6 +12,7 @@ from metis.experiments import (
     figures5to8,
     sstc,
     table1,
+    table1_by_class,
     table2,
     table3,
     validation_size,
@@ -32,6 +33,7 @@ STUDIES: dict[str, Study] = {
         sstc.STUDY,
         validation_size.STUDY,
         beliefs.STUDY,
+        table1_by_class.STUDY,
         check.STUDY,
     )
 }

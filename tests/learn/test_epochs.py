@@ -1,0 +1,71 @@
+"""The order in which a learner sees its examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from metis.core.types import LearnerId
+from metis.learn.epochs import Epochs, Share, order_of
+from metis.learn.prepare import preparation_named
+
+NAME = LearnerId("site")
+LABELS = np.random.default_rng(0).integers(10, size=6000)
+TRAIN = np.sort(np.random.default_rng(1).permutation(6000)[:5000])
+
+
+def epochs_of(shuffle_buffer: int | None, batch_size: int = 100) -> Epochs:
+    share = Share(TRAIN, np.empty(0, dtype=np.int64))
+    order = order_of(shuffle_buffer, LABELS)
+    return Epochs({NAME: share}, preparation_named("none"), batch_size, 7, False, order)
+
+
+def seen(shuffle_buffer: int | None, ordinal: int = 0, number: int = 0) -> list[int]:
+    found: list[int] = epochs_of(shuffle_buffer).epoch(NAME, ordinal, number).examples.tolist()
+    return found
+
+
+@pytest.mark.parametrize("shuffle_buffer", [None, 1, 2, 250, 4999, 5000, 10**9])
+def test_every_example_is_seen_once_in_every_epoch(shuffle_buffer: int | None) -> None:
+    assert sorted(seen(shuffle_buffer)) == TRAIN.tolist()
+    assert seen(shuffle_buffer) == seen(shuffle_buffer)
+
+
+def test_without_a_buffer_to_speak_of_one_class_comes_after_the_other() -> None:
+    labels = LABELS[seen(1)]
+
+    assert np.count_nonzero(np.diff(labels)) == 9
+    assert seen(1, ordinal=3, number=2) == seen(1)  # nothing is left to chance
+    assert (
+        epochs_of(1).epoch(NAME, 0, 0).examples.tolist()
+        != order_of(1, LABELS)(LearnerId("another"), TRAIN, np.random.default_rng(0)).tolist()
+    )
+
+
+def test_a_buffer_lets_out_what_it_holds_and_a_slow_oracle_agrees() -> None:
+    """An example leaves fewer than `size` places early; a list that is popped does the same."""
+    size, rng = 250, np.random.default_rng(3)
+    order = order_of(size, LABELS)(NAME, TRAIN, rng)
+    by_class = order_of(1, LABELS)(NAME, TRAIN, np.random.default_rng(0))
+    place = {example: at for at, example in enumerate(by_class.tolist())}
+    assert all(place[example] - at < size for at, example in enumerate(order.tolist()))
+
+    rng = np.random.default_rng(3)
+    source, held, slow = list(by_class.tolist()), [], []
+    held, source = source[:size], source[size:]
+    for pick in rng.integers(size, size=len(source)).tolist():
+        slow.append(held[pick])
+        held[pick] = source.pop(0)
+    assert order.tolist()[: len(slow)] == slow
+    assert sorted(order.tolist()[len(slow) :]) == sorted(held)
+
+
+def test_a_large_buffer_mixes_classes_and_a_small_one_does_not() -> None:
+    def classes_in_a_batch(shuffle_buffer: int | None) -> float:
+        labels = LABELS[seen(shuffle_buffer)].reshape(50, 100)
+        return float(np.mean([len(set(batch.tolist())) for batch in labels]))
+
+    assert classes_in_a_batch(None) == 10
+    assert classes_in_a_batch(5000) == 10
+    assert classes_in_a_batch(250) < 5
+    assert classes_in_a_batch(100) < 3
