@@ -27,7 +27,7 @@ from metis.experiments.words import (
 
 NAME = "beliefs"
 CLUSTER = "homogeneous"
-HORIZON = Horizon(rounds=20)
+HORIZON = Horizon(rounds=12)
 SMOKE = ("in-turn", "buffer-1000")  # those that need code of their own
 BOTH = ("sync-fedavg", "sync-dvw")
 
