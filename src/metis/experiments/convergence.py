@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
                 handles.append(handle)
                 labels.append(label)
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels) or 1))
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(textwrap.fill(title, 22 * columns + 33), fontsize=11)
     return write_figure(figure, path)
 
 
