@@ -10,6 +10,7 @@ from rich.console import Console
 
 from metis import config as configuration
 from metis.config import Config
+from metis.core.errors import ConfigError
 
 console = Console()
 complaints = Console(stderr=True)
@@ -30,6 +31,14 @@ def chosen_config(path: Path | None, overrides: list[str] | None, **values: Any)
     """Return the config that a command line asks for; values that are None are not set."""
     given = {name: value for name, value in values.items() if value is not None}
     return configuration.load(path, overrides or (), **given)
+
+
+def seeds_in(text: str) -> tuple[int, ...]:
+    """Return the numbers of `--seeds`. Raises ConfigError."""
+    try:
+        return tuple(dict.fromkeys(int(number) for number in text.split(",")))
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r}: expected numbers with commas") from None
 
 
 def tell(line: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from metis.cli.common import Device, Quiet, console, tell
+from metis.cli.common import Device, Quiet, console, seeds_in, tell
 from metis.cli.runs import note
 from metis.core.errors import ConfigError, Interrupted, MetisError, unknown
 
@@ -94,7 +94,7 @@ def reproduce(
         scale=scale,
         device=device or "cpu",
         jobs=jobs,
-        seeds=_numbers(seeds),
+        seeds=seeds_in(seeds),
         rounds=rounds,
         seconds=seconds,
         stop_after=stop_after,
@@ -153,10 +153,3 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     if not names:
         raise ConfigError("expected names with commas, such as powerlaw-3,uniform-iid")
     return names
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(dict.fromkeys(int(number) for number in text.split(",")))
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r}: expected numbers with commas") from None

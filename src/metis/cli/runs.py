@@ -20,6 +20,7 @@ from metis.cli.common import (
     chosen_config,
     complain,
     console,
+    seeds_in,
     tell,
 )
 from metis.config import Config
@@ -91,12 +92,7 @@ def compare(
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise ConfigError("--policies: name at least one")
-    numbers: list[int | None] = [None]
-    if seeds is not None:
-        try:
-            numbers = list(dict.fromkeys(int(text) for text in seeds.split(",")))
-        except ValueError:
-            raise ConfigError(f"--seeds {seeds!r}: expected numbers with commas") from None
+    numbers: tuple[int | None, ...] = (None,) if seeds is None else seeds_in(seeds)
     plans = [
         (name, number, chosen_config(config, set_, policy=name, seed=number, device=device))
         for name in names
