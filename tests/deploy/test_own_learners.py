@@ -10,9 +10,10 @@ import pytest
 from torch import nn
 
 import metis
+from metis.codecs.dense import Dense
 from metis.config import Config, load
 from metis.core.errors import JournalError
-from metis.core.types import LearnerId, Snapshot
+from metis.core.types import Layout, LearnerId, Snapshot, Tensor
 from metis.deploy.equip import Learner, equip_own
 from metis.deploy.found import found
 from metis.deploy.memory_file import MemoryFile
@@ -106,6 +107,19 @@ def test_a_memory_comes_back_and_that_of_another_federation_is_set_aside(tmp_pat
     assert other == Memory()
     assert (tmp_path / "memory.old").exists()
     assert file.read() == Memory()
+
+
+def test_an_answer_in_parts_is_remembered_as_the_bytes_it_was(tmp_path: Path) -> None:
+    layout = Layout((Tensor("w", (3,), "plain", 0),))
+    model = np.arange(3, dtype=np.float32)
+    parts = Dense(layout).parts(model)
+    file = MemoryFile(tmp_path, "one", "site-a")
+    file.keep(Memory(answer=(Delivery(7, 3, 10, 20, 0.5, None), *parts)))
+
+    answer = file.read().answer
+
+    assert answer is not None
+    assert b"".join(answer[1:]) == Dense(layout).encode(model, model)[0]
 
 
 def test_a_damaged_memory_is_an_error_and_not_forgotten_silently(tmp_path: Path) -> None:

@@ -120,11 +120,11 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
     """Run a federation of which one site dies at these moments; return kills, moments, versions."""
     make_impatient(monkeypatch)
     initial = write_first(tmp_path / "first.safetensors")
-    config = toy_config("sync-dvw", 4, **PACKED)
 
-    def run(*kills: int) -> tuple[int, int, list[tuple[Any, ...]]]:
+    def run(*kills: int, packed: bool = True) -> tuple[int, int, list[tuple[Any, ...]]]:
         fuse = Fuse(*kills)
-        directory = tmp_path / f"run-{'-'.join(map(str, kills)) or 'whole'}"
+        config = toy_config("sync-dvw", 4, **(PACKED if packed else {}))
+        directory = tmp_path / f"run-{packed}-{'-'.join(map(str, kills)) or 'whole'}"
         memory = directory / "site"
         memory.mkdir(parents=True)
         disk = Disk(fuse, directory / "state")
@@ -154,6 +154,16 @@ def test_a_site_killed_at_every_third_moment_changes_no_model(live: Live) -> Non
 
     for at in range(1, total + 1, 3):
         num_kills, _, versions = live(at)
+
+        assert num_kills == 1
+        assert versions == right, f"killed at moment {at} of {total}"
+
+
+def test_a_site_that_sends_whole_models_does_not_change_them_either(live: Live) -> None:
+    _, total, right = live(packed=False)
+
+    for at in range(2, total + 1, 6):
+        num_kills, _, versions = live(at, packed=False)
 
         assert num_kills == 1
         assert versions == right, f"killed at moment {at} of {total}"

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metis.codecs.packet import as_bytes
 from metis.core.errors import JournalError, RunError
 from metis.core.types import frozen
 from metis.store.pack import read_packed, write_packed
@@ -138,6 +139,13 @@ def test_arrays_come_back_with_their_bytes_shape_and_type(path: Path, array: Any
 
     assert found.tobytes() == array.tobytes()
     assert (found.shape, found.dtype) == (array.shape, array.dtype)
+
+
+@pytest.mark.parametrize("model", [np.arange(5, dtype=np.float32), np.zeros(0, np.float32)])
+def test_views_of_a_packet_come_back_as_bytes(path: Path, model: Any) -> None:
+    found = round_trip(path, ("packet", b"header", b"", as_bytes(model, "<f4")))
+
+    assert found == ("packet", b"header", b"", model.tobytes())
 
 
 def test_an_array_that_may_not_be_written_to_stays_so(path: Path) -> None:

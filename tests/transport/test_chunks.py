@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 
+from metis.transport import chunks
 from metis.transport import wire_pb2 as wire
-from metis.transport.chunks import chunk_content, chunk_message, part_message, part_of
+from metis.transport.chunks import (
+    SharedChunks,
+    chunk_content,
+    chunk_message,
+    part_message,
+    part_of,
+)
 
 LENGTHS = [1, 2, 127, 128, 129, 16_383, 16_384, 1 << 20, (1 << 21) + 5]
 
@@ -58,3 +66,37 @@ def test_nonsense_is_read_like_protobuf_reads_it_or_refused() -> None:
 
         content = found.content if isinstance(found, wire.DeliveryPart) else bytes(found)
         assert content == expected.content
+
+
+def test_a_view_given_to_several_is_one_message() -> None:
+    shared, whole = SharedChunks(), memoryview(b"abcdef")
+    view, alike = whole[:3], whole[:3]
+
+    first = shared.message(view)
+
+    assert first == chunk_message(b"abc")
+    assert shared.message(view) is first
+    assert shared.message(alike) is not first
+    assert shared.message(alike) == first
+    assert shared.message(b"abc") == first
+
+
+def test_views_that_come_and_go_are_never_taken_for_one_another() -> None:
+    shared = SharedChunks()
+
+    for number in range(1000):  # most of them where an earlier one was
+        content = b"%d" % number
+        assert shared.message(memoryview(content)) == chunk_message(content)
+
+
+def test_shared_messages_are_few_and_keep_no_model() -> None:
+    shared, view = SharedChunks(), memoryview(bytes(8))
+    gone = weakref.ref(view)
+    oldest = shared.message(view)
+    views = [memoryview(b"%d" % number) for number in range(chunks._MOST_SHARED)]
+    latest = [shared.message(each) for each in views]
+
+    assert shared.message(view) is not oldest
+    assert shared.message(views[-1]) is latest[-1]
+    del view
+    assert gone() is None

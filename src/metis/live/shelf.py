@@ -85,9 +85,9 @@ class Shelf:
             raise GoneError(f"version {version} is not handed out any more")
         with self._making:
             if version not in self._snapshots:
-                self._snapshots[version] = self._packed(model)
-            parts = self._snapshots[version]
-        return pieces(*parts)
+                # The same views for everybody, by which a transport knows them again.
+                self._snapshots[version] = list(pieces(*self._packed(model)))
+            return iter(self._snapshots[version])
 
     def model_pieces(self, model: Model) -> Iterator[Piece]:
         return pieces(*self._packed(model))

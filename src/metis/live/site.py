@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from metis.codecs.dense import Dense
 from metis.core.codec import Codec
 from metis.core.errors import GoneError, HandshakeError, LineError, MetisError, ModelError
 from metis.core.local_run import Learners, LocalRun, Trigger
@@ -38,6 +39,7 @@ from metis.live.line import (
     pieces,
 )
 from metis.live.mirror import Mirror
+from metis.store.packets import Piece
 
 _LONGEST_WAIT_SECONDS = 30.0
 _SHORTEST_PULSE_SECONDS = 0.5
@@ -50,7 +52,8 @@ class Memory:
     cycles: list[int] = field(default_factory=list)
     residual: Vector | None = None
     learner_state: object = None  # optimizer state carried over, as its trainer tells it
-    answer: tuple[Delivery, bytes] | None = None  # trained, not acknowledged yet
+    #: Trained, not acknowledged yet: what it is, and the parts of its packet.
+    answer: tuple[Delivery, *tuple[Piece, ...]] | None = None
     last_task: int = 0  # the last that was trained to its end
 
 
@@ -311,10 +314,10 @@ class Site:
     def _answer(self, run: LocalRun, trained: Vector, cycles: list[int]) -> None:
         equipment, memory = self._with, self._memory
         base = run.task.start.weights
-        packet, residual = equipment.upload.encode(trained, base, memory.residual)
+        packet, residual = _packed(equipment.upload, trained, base, memory.residual)
         counts = None
         if equipment.is_judged:
-            model = dense(equipment.upload.decode(packet, base))
+            model = dense(equipment.upload.decode(b"".join(packet), base))
             (question,) = equipment.trainer.ask(model, [equipment.name])
             counts = equipment.trainer.answer(question)
         delivery = Delivery(
@@ -325,7 +328,7 @@ class Site:
             run.seconds,
             counts,
         )
-        memory.answer = (delivery, packet)
+        memory.answer = (delivery, *packet)
         memory.last_task = run.task.number
         memory.cycles = cycles
         memory.residual = residual
@@ -336,10 +339,10 @@ class Site:
     def _deliver(self) -> None:
         """Bring an answer to the controller. It is kept until it was taken or turned down."""
         assert self._memory.answer is not None
-        delivery, packet = self._memory.answer
+        delivery, *packet = self._memory.answer
         try:
             receipt: Receipt | None = self._insisting(
-                lambda: self._line.deliver(delivery, pieces(packet))  # from the start each time
+                lambda: self._line.deliver(delivery, pieces(*packet))  # from the start each time
             )
         except ModelError as error:  # it would be no better next time
             receipt = Receipt(False, str(error))
@@ -389,3 +392,13 @@ class Site:
                 self._insisting(self._line.score, order.evaluation, counts)
             except ModelError as error:  # it does not want what we counted
                 self._news(f"evaluation {order.evaluation} was refused: {error}")
+
+
+def _packed(
+    codec: Codec, trained: Vector, base: Vector, residual: Vector | None
+) -> tuple[list[Piece], Vector | None]:
+    """Return the parts of a packet, and what it leaves out. A whole model is not copied for it."""
+    if isinstance(codec, Dense):
+        return codec.parts(trained), None
+    packet, left_out = codec.encode(trained, base, residual)
+    return [packet], left_out

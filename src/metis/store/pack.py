@@ -80,7 +80,7 @@ class _Packer:
         if isinstance(value, np.ndarray):
             self.arrays.append(value)
             return ["array", len(self.arrays) - 1, bool(value.flags.writeable)]
-        if isinstance(value, bytes):
+        if isinstance(value, bytes | memoryview):
             self.arrays.append(np.frombuffer(value, dtype=np.uint8))
             return ["bytes", len(self.arrays) - 1]
         if isinstance(value, dict):

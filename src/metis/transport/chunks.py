@@ -5,16 +5,48 @@ The same bytes as protobuf's, which would copy each chunk twice at either end.
 
 from __future__ import annotations
 
+import threading
+import weakref
+
 from metis.store.packets import Piece
 from metis.transport import wire_pb2 as wire
 
 _CHUNK_TAG = 0x0A  # field 1 of wire.Chunk, bytes
 _PART_TAG = 0x12  # field 2 of wire.DeliveryPart, bytes
+_MOST_SHARED = 64  # messages
 
 
 def chunk_message(piece: Piece) -> bytes:
     """Return a `Chunk` with these bytes."""
     return _packed(_CHUNK_TAG, piece)
+
+
+class SharedChunks:
+    """Makes `Chunk` messages, and knows the latest of them again.
+
+    Learners fetch a version at about the same time: whoever is given a view that another one was
+    given a moment ago is sent the same message. What is viewed must never change. Only messages are
+    kept, a few; not the model that they are of.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._made: dict[int, tuple[weakref.ref[memoryview], bytes]] = {}  # by id, oldest first
+
+    def message(self, piece: Piece) -> bytes:
+        if isinstance(piece, bytes):
+            return chunk_message(piece)
+        with self._turn:
+            known = self._made.get(id(piece))
+        if known is not None and known[0]() is piece:  # else an earlier one had this id
+            return known[1]
+        made = chunk_message(piece)
+        with self._turn:
+            self._made.pop(id(piece), None)
+            self._made[id(piece)] = (weakref.ref(piece), made)
+            if len(self._made) > _MOST_SHARED:
+                del self._made[next(iter(self._made))]
+        return made
 
 
 def chunk_content(message: bytes) -> Piece:

@@ -23,7 +23,7 @@ from metis.live.service import Service
 from metis.store.packets import Piece
 from metis.transport import convert
 from metis.transport import wire_pb2 as wire
-from metis.transport.chunks import chunk_message, part_of
+from metis.transport.chunks import SharedChunks, part_of
 from metis.transport.gate import Gate, Limits, by_name, reason_code
 
 FEDERATION = "metis.v1.Federation"
@@ -189,7 +189,7 @@ class Endpoint:
                 "Stop": (unary, self.stop),
             },
         }
-        write = {"Fetch": chunk_message}
+        write = {"Fetch": SharedChunks().message}
         return {
             service: {
                 # Bytes come as they are: gRPC would keep memory for each that cannot be read.
