@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from metis.experiments import check, fig9, sstc, table1, table3
+from metis.experiments import beliefs, check, fig9, sstc, table1, table3
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
 from metis.experiments.outcome import Outcome, as_text
@@ -212,3 +212,27 @@ def test_compressed_runs_are_compared_after_as_many_updates_as_the_shortest_has(
 
     assert [len(points) for points in curves.values()] == [2, 2]
     assert curves["dense"][-1].updates == 10
+
+
+def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_number(
+    tmp_path: Path,
+) -> None:
+    curve = [[10.0 * version, version, 0.1 * version] for version in range(7)]
+    table = outcome("sync-fedavg", 0.6, cluster="homogeneous", rounds=6, curve=curve)
+    changed = replace(
+        table,
+        study="beliefs",
+        variant="sync-fedavg-buffer-1000",
+        rounds=4,
+        curve=[[at, version, value / 2] for at, version, value in curve[:5]],
+    )
+    other = replace(changed, row="geometric-3", variant="sync-fedavg-geometric")
+    too_far = replace(changed, row="powerlaw-iid", variant="sync-fedavg-no-decay")
+
+    page = beliefs.report(put(tmp_path, table, changed, other, too_far), Choice()).text
+
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    found = {(line[2], line[1].split()[0]): line[5:8] for line in lines if len(line) == 9}
+    assert found["powerlaw-3", "examples"] == ["0.1500", "0.3000", "0.4869"]
+    assert found["geometric-3", "sizes"] == ["0.1500", "0.3000", "0.4869"]
+    assert found["powerlaw-iid", "no"] == ["0.1500", "-", "0.7113"]  # our table lacks that row
