@@ -69,7 +69,7 @@ class Partition:
     exponent: float = key(1.5, "of powerlaw and geometric sizes", low=0.01, high=100)
     alpha: float = key(0.5, "of the Dirichlet distribution; smaller is more skewed", above=0)
     shards: int = key(2, "shards per learner", low=1, high=1_000_000)
-    rule: str = key(
+    class_rule: str = key(
         "fullest",
         "which classes a number stands for: those with most examples left, or k, k+1, ... in turn",
         choices=("fullest", "in-turn"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from metis.core.errors import ConfigError
 from metis.core.types import LearnerId
 from metis.learn.epochs import Epochs, Share, order_of
 from metis.learn.prepare import preparation_named
+from metis.learn.training import Training
 
 NAME = LearnerId("site")
 LABELS = np.random.default_rng(0).integers(10, size=6000)
@@ -69,3 +71,8 @@ def test_a_large_buffer_mixes_classes_and_a_small_one_does_not() -> None:
     assert classes_in_a_batch(5000) == 10
     assert classes_in_a_batch(250) < 5
     assert classes_in_a_batch(100) < 3
+
+
+def test_a_buffer_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="shuffle_buffer = 0: must be at least 1"):
+        Training(shuffle_buffer=0)

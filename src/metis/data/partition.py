@@ -16,7 +16,7 @@ from metis.core.errors import DataError, unknown
 Ints = NDArray[np.int64]
 
 SIZES = ("uniform", "skewed", "powerlaw", "geometric")
-RULES = ("fullest", "in-turn")
+CLASS_RULES = ("fullest", "in-turn")
 CLASSES = ("iid", "dirichlet", "shards", "natural")
 
 _SKEW = 1.2
@@ -69,7 +69,7 @@ def partition(
     alpha: float = 0.5,
     shards: int = 2,
     exponent: float = 1.5,
-    rule: str = "fullest",
+    class_rule: str = "fullest",
     owners: NDArray[Any] | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Partition:
@@ -80,8 +80,8 @@ def partition(
 
     - `iid`: a random sample.
     - a number x, or a list such as `8,4,3x8` (largest learner first): exactly so many classes
-      each, chosen by `rule`, see `_by_count` and `_in_turn`. With power-law sizes a number stands
-      for the paper's list where the paper gives one.
+      each, chosen by `class_rule`, see `_by_count` and `_in_turn`. With power-law sizes a number
+      stands for the paper's list where the paper gives one.
     - `dirichlet`: each learner draws its class mix from Dirichlet(alpha), see `_by_dirichlet`.
     - `shards`: examples sorted by label and cut; each learner gets `shards` pieces, in random
       order, that add up to its size (McMahan et al. 2017 has uniform sizes).
@@ -92,8 +92,8 @@ def partition(
     """
     labels = np.asarray(labels)
     _check(labels, num_learners, sizes, num_classes, alpha, shards, exponent, ranks)
-    if rule not in RULES:
-        raise DataError(unknown("rule for classes", rule, RULES))
+    if class_rule not in CLASS_RULES:
+        raise DataError(unknown("class rule", class_rule, CLASS_RULES))
     kind = _parse(classes)
     if num_classes == 0 and kind not in ("iid", "natural"):
         raise DataError(
@@ -123,7 +123,7 @@ def partition(
                 note = f"class mix ~ Dirichlet({alpha:g})"
             else:
                 counts, note = _counts(kind, num_learners, num_classes, sizes)
-                if rule == "in-turn":
+                if class_rule == "in-turn":
                     amounts, note = _in_turn(targets, counts, supply), f"{note}, dealt in turn"
                 else:
                     amounts = _by_count(targets, counts, supply, rng)

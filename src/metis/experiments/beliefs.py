@@ -51,7 +51,7 @@ BELIEFS = {
     "in-turn": Belief(
         "classes k to k + x - 1 instead of the fullest",
         ("uniform-5",),
-        partition={"rule": "in-turn"},
+        partition={"class_rule": "in-turn"},
     ),
     "buffer-1000": Belief(
         "examples class by class, through a shuffle buffer of 1,000",

@@ -79,7 +79,11 @@ class Training:
             raise ConfigError(unknown("precision", self.precision, PRECISIONS))
         for name, is_right, wanted in (
             ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("shuffle_buffer", (self.shuffle_buffer or 1) >= 1, "at least 1"),
+            (
+                "shuffle_buffer",
+                self.shuffle_buffer is None or self.shuffle_buffer >= 1,
+                "at least 1",
+            ),
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("momentum", 0 <= self.momentum < 1, "from 0 to below 1"),
             ("schedule_versions", self.schedule_versions >= 1, "at least 1"),

@@ -259,7 +259,7 @@ def divide(config: Config, dataset: Dataset) -> Partition:
         alpha=config.partition.alpha,
         shards=config.partition.shards,
         exponent=config.partition.exponent,
-        rule=config.partition.rule,
+        class_rule=config.partition.class_rule,
         owners=dataset.owners,
         ranks=deal(list(config.group_sizes().values())) if dealt else None,
     )
