@@ -50,6 +50,22 @@ def test_a_call_to_join_that_comes_late_does_not_send_its_own_site_home() -> Non
         assert attending.ended == []
 
 
+def test_a_call_to_join_of_a_former_process_that_comes_late_does_not_send_the_newer_home() -> None:
+    with federation("async-fedavg", learners=1, versions=None, size=1000) as found:
+        former = replace(found.hello("a"), instance="former")
+        found.service.join(A, former)
+        newer = found.site(Toy("a", 0.01), found.line("a"))
+        assert eventually(lambda: found.of("version"))
+
+        with pytest.raises(HandshakeError, match="has joined from somewhere else"):
+            found.service.join(A, former)
+
+        before = len(found.of("version"))
+        assert eventually(lambda: len(found.of("version")) > before + 3)
+        assert newer.ended == []
+        assert len(found.of("join")) == 2
+
+
 # ---- memory -------------------------------------------------------------------------------------
 
 

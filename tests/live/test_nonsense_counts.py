@@ -149,19 +149,23 @@ def test_a_learners_own_impossible_sums_decide_nothing(what: str, regression: Hu
 
 
 @pytest.mark.parametrize("kind", ["classes", "regression"])
-def test_after_all_that_the_journal_is_json_and_the_model_is_one(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    """Last of those that share a controller: it is stopped, and taken up again."""
-    found: Hub = request.getfixturevalue(kind)
-    version = found.records("version")[-1]["version"]
-
-    code = found.stop()
-    text = (found.root / "state" / "journal.jsonl").read_text()
-    model = read_safetensors(found.root / "state" / "model.safetensors", LAYOUT)
+def test_after_all_that_the_journal_is_json_and_the_model_is_one(kind: str, tmp_path: Path) -> None:
+    """It is stopped, and taken up again."""
     num_classes = 0 if kind == "regression" else 3
+    reports = [MATRICES["huge"], MATRICES["cells beyond 63 bits"]]
+    own: dict[str, Any] = {}
+    if kind == "regression":
+        reports = [SUMS_OF_NOTHING[what] for what in ("not a number", "infinite", "negative")]
+        own = {"counts": SUMS}
+    with hub(tmp_path, num_classes=num_classes, settings=JUDGED) as found:
+        for report in reports:
+            judged(found, report, **own)
+        version = found.records("version")[-1]["version"]
+        code = found.stop()
+    text = (tmp_path / "state" / "journal.jsonl").read_text()
+    model = read_safetensors(tmp_path / "state" / "model.safetensors", LAYOUT)
     with (
-        hub(found.root, num_classes=num_classes, settings=JUDGED) as again,
+        hub(tmp_path, num_classes=num_classes, settings=JUDGED) as again,
         again.member("author") as author,
     ):
         task = author.next(TrainOrder)

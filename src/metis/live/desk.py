@@ -105,7 +105,7 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Attendee:
+class Seat:
     """A learner as the service sees it now."""
 
     orders: queue.SimpleQueue[Order] = field(default_factory=queue.SimpleQueue)
@@ -137,6 +137,11 @@ class Attendee:
         self.instances[self.session] = instance
         self.instances.pop(self.session - _SESSIONS, None)
 
+    def was_replaced(self, instance: str) -> bool:
+        """Whether that process has joined, and another of its name since: it is not wanted back."""
+        known = self.instances.get(self.session, "")
+        return instance != "" and instance != known and instance in self.instances.values()
+
     def is_other(self, session: int) -> bool:
         """Whether some other process than that session's has joined since."""
         before = self.instances.get(session, "")
@@ -159,7 +164,7 @@ class Desk:
         self.journal = journal
         self.shelf = Shelf(packets, terms.layout)
         self.clock = clock
-        self.sites: dict[LearnerId, Attendee] = {}
+        self.sites: dict[LearnerId, Seat] = {}
         self.leases: dict[int, Watch] = {}
         self.deadlines: dict[int, Watch] = {}
         self.broken: MetisError | None = None
@@ -171,8 +176,8 @@ class Desk:
         """Return for how many seconds the federation has been up."""
         return self.clock() - self._began
 
-    def site(self, learner: LearnerId) -> Attendee:
-        return self.sites.setdefault(learner, Attendee())
+    def site(self, learner: LearnerId) -> Seat:
+        return self.sites.setdefault(learner, Seat())
 
     def renew(self, task: int) -> None:
         """There was progress with a task, if it is open. Any thread may say so."""

@@ -29,7 +29,7 @@ from metis.core.events import (
 )
 from metis.core.types import Counts, LearnerId, Model, Task, Update
 from metis.live.complaints import Complaints
-from metis.live.desk import Attendee, Desk, Terms, refusal_of
+from metis.live.desk import Desk, Seat, Terms, refusal_of
 from metis.live.ledger import Ledger, Settled
 from metis.live.line import (
     PROTOCOL,
@@ -53,6 +53,7 @@ from metis.runtime.post import packet_digest
 from metis.store.packets import Held, Packets, Piece
 
 _NOT_OPEN = "no such task is open for this learner"
+_REPLACED = "this name has joined from somewhere else"
 _GROUP_CHARACTERS = 64
 _MOST = 1 << 40  # examples or steps that anybody can have
 
@@ -113,6 +114,8 @@ class Service:
                 self._complaints.add("handshake refused", learner, fault)
                 raise HandshakeError(fault)
             site = self._heard(learner)
+            if site.was_replaced(hello.instance):  # a call that came late; it may be dead by now
+                raise HandshakeError(_REPLACED)
             self.ledger.mail.hold(learner, hello.holds)
             site.begin(hello.instance)
             site.has_left = site.has_withdrawn = False
@@ -151,7 +154,7 @@ class Service:
                 return
         # If it was this very process that joined anew, a call of it may have come late: it has to
         # join once more then. Else it hears for good that it is not wanted.
-        yield Farewell("this name has joined from somewhere else", over=site.is_other(session))
+        yield Farewell(_REPLACED, over=site.is_other(session))
 
     def fetch(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
         """Give what an order named, piece by piece. GoneError if it is not there any more.
@@ -379,7 +382,7 @@ class Service:
 
     # ---- small facts --------------------------------------------------------------------------
 
-    def _heard(self, learner: LearnerId) -> Attendee:
+    def _heard(self, learner: LearnerId) -> Seat:
         if self._desk.broken is not None:
             raise self._desk.broken
         site = self._desk.site(learner)
