@@ -108,6 +108,10 @@ class Train:
     )
     burn_in_epochs: int = key(2, "epochs of a validation cycle before tombstones count", low=0)
     batch_size: int | None = key(None, "default: what suits the data", low=1)
+    drop_last: bool = key(
+        False,
+        "leave out an epoch's last mini-batch if it is not full: a tiny one can spoil a model",
+    )
     shuffle_buffer: int | None = key(
         None,
         "examples come class by class through a shuffle buffer of so many; default: all shuffled",

@@ -188,8 +188,11 @@ def test_time_that_is_over_leaves_cells_that_can_be_taken_up_again(tmp_path: Pat
     assert not (directory / "cell.json").exists()
 
 
-def test_processes_that_are_stopped_before_they_have_begun_have_not_failed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop_after", [0.05, 0.25, 0.45])  # Python starts; imports; imports
+def test_processes_that_are_stopped_before_they_have_begun_have_not_failed(
+    stop_after: float, tmp_path: Path
+) -> None:
     cells = [small("sync-fedavg"), small("async-fedavg")]
 
     with pytest.raises(Interrupted, match="2 of 2 cells are left"):
-        make(cells, Setting(tmp_path, jobs=2, stop_after=0.05), list[str]().append, unwatched)
+        make(cells, Setting(tmp_path, jobs=2, stop_after=stop_after), list[str]().append, unwatched)

@@ -16,10 +16,17 @@ LABELS = np.random.default_rng(0).integers(10, size=6000)
 TRAIN = np.sort(np.random.default_rng(1).permutation(6000)[:5000])
 
 
-def epochs_of(shuffle_buffer: int | None, batch_size: int = 100) -> Epochs:
-    share = Share(TRAIN, np.empty(0, dtype=np.int64))
+def epochs_of(
+    shuffle_buffer: int | None,
+    batch_size: int = 100,
+    drop_last: bool = False,
+    no_single: bool = False,
+    preparation: str = "none",
+) -> Epochs:
+    shares = {NAME: Share(TRAIN, np.empty(0, dtype=np.int64))}
     order = order_of(shuffle_buffer, LABELS)
-    return Epochs({NAME: share}, preparation_named("none"), batch_size, 7, False, order)
+    prepared = preparation_named(preparation)
+    return Epochs(shares, prepared, batch_size, 7, no_single, order, drop_last)
 
 
 def seen(shuffle_buffer: int | None, ordinal: int = 0, number: int = 0) -> list[int]:
@@ -76,3 +83,42 @@ def test_a_large_buffer_mixes_classes_and_a_small_one_does_not() -> None:
 def test_a_buffer_that_holds_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="shuffle_buffer = 0: must be at least 1"):
         Training(shuffle_buffer=0)
+
+
+# ---- the last mini-batch ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("no_single", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 7, 100, 102, 4998, 4999, 5000, 5001, 10**6])
+@pytest.mark.parametrize("shuffle_buffer", [None, 250])
+def test_without_the_last_an_epoch_is_the_full_mini_batches_that_it_would_begin_with(
+    shuffle_buffer: int | None, batch_size: int, no_single: bool
+) -> None:
+    whole, cut = (
+        epochs_of(shuffle_buffer, batch_size, drop_last, no_single, "cifar10")
+        for drop_last in (False, True)
+    )
+    before, after = whole.epoch(NAME, 1, 2), cut.epoch(NAME, 1, 2)
+    ((stretch,), (short,)) = (
+        list(epochs.stretches(NAME, 1, epochs.num_steps(NAME) * 2, epochs.num_steps(NAME)))
+        for epochs in (whole, cut)
+    )
+    full = [size for size in stretch.sizes() if size == batch_size]
+
+    if not full:  # there is nothing else to train on
+        full = stretch.sizes()
+    assert short.sizes() == full
+    assert cut.num_steps(NAME) == len(full) == len(after.seeds)
+    assert after.examples.tolist() == before.examples[: sum(full)].tolist()
+    assert after.draws.tolist() == before.draws[: sum(full)].tolist()
+    assert after.seeds == before.seeds[: len(full)]
+
+
+def test_what_is_left_out_is_other_examples_in_every_epoch() -> None:
+    epochs = epochs_of(None, 102, drop_last=True)
+    left_out = [
+        set(TRAIN.tolist()) - set(epochs.epoch(NAME, 0, n).examples.tolist()) for n in (0, 1)
+    ]
+
+    assert [len(one) for one in left_out] == [5000 % 102] * 2
+    assert left_out[0] != left_out[1]

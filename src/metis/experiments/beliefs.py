@@ -28,7 +28,7 @@ from metis.experiments.words import (
 NAME = "beliefs"
 CLUSTER = "homogeneous"
 HORIZON = Horizon(rounds=12)
-SMOKE = ("in-turn", "buffer-1000")  # those that need code of their own
+SMOKE = ("in-turn", "buffer-1000", "drop-last")  # those that need code of their own
 BOTH = ("sync-fedavg", "sync-dvw")
 
 
@@ -60,6 +60,11 @@ BELIEFS = {
     ),
     "buffer-250": Belief(
         "the same with a buffer of 250", POWER_LAWS, train={"shuffle_buffer": 250}
+    ),
+    "drop-last": Belief(
+        "a last mini-batch that is not full is left out",
+        (*POWER_LAWS, "skewed-3", "skewed-5"),
+        train={"drop_last": True},
     ),
     "no-decay": Belief(
         "no weight decay", POWER_LAWS, policies=BOTH[:1], train={"weight_decay": 0.0}

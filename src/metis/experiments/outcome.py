@@ -194,6 +194,7 @@ def in_words(config: Config) -> str:
         f"lr {train.learning_rate:g}, momentum {train.momentum:g}, batch {train.batch_size}, "
         f"weight decay {train.weight_decay:g}",
         *([f"shuffle buffer {train.shuffle_buffer:,}"] if train.shuffle_buffer else []),
+        *(["full mini-batches alone"] if train.drop_last else []),
         speeds,
         f"costs {config.costs.profile}",
         f"precision {config.precision}, engine {config.engine}",

@@ -168,7 +168,10 @@ def _side_by_side(cells: Sequence[Cell], setting: Setting, progress: _Progress) 
         while waiting:
             over, waiting = wait(waiting, timeout=0.2)
             for future in over:
-                _note(futures[future], future.result(), setting.out, progress)
+                cell, status = futures[future], future.result()
+                if status != 0 and cell.name in told:
+                    continue  # however it ended, even before it could listen: it is left
+                _note(cell, status, setting.out, progress)
             for name, process in list(going.items()) if stop.is_set() else ():
                 if name not in told:
                     told.add(name)
@@ -203,7 +206,7 @@ def _note(cell: Cell, status: int, out: Path, progress: _Progress) -> None:
     directory = cell.directory(out)
     if status == 0:
         progress.ended(read_outcome(directory / FILE), cell.name)
-    elif status not in (INTERRUPTED, -signal.SIGINT):  # the latter: before it had begun
+    elif status != INTERRUPTED:
         lines = (directory / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         last = lines[-1] if lines else "it said nothing"
         progress.went_wrong(cell.name, f"exit status {status}: {last} (see {directory / LOG})")

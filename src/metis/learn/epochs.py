@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +66,8 @@ class Epochs:
 
     The order of the examples, their augmentation and torch's seed (dropout) follow from the seed,
     the learner, how many tasks it was given before, the epoch and the mini-batch. The last
-    partial batch is used. Batch-norm cannot be trained on a single example: with `no_single`,
+    partial batch is used, but with `drop_last`, if there is a full one; what it leaves out is other
+    examples in every epoch. Batch-norm cannot be trained on a single example: with `no_single`,
     where the last batch would be one, the first example of the epoch joins it.
     """
 
@@ -79,6 +79,7 @@ class Epochs:
         seed: int,
         no_single: bool,
         order: Order,
+        drop_last: bool = False,
     ) -> None:
         self._shares = shares
         self._order = order
@@ -86,13 +87,15 @@ class Epochs:
         self._batch_size = batch_size
         self._seed = seed
         self._no_single = no_single
+        self._drop_last = drop_last
         for learner, share in shares.items():
             if len(share.train) == 0:
                 raise DataError(f"{learner} has no training examples")
 
     def num_steps(self, learner: LearnerId) -> int:
         """Return the number of mini-batches in one of the learner's epochs."""
-        return math.ceil(len(self._shares[learner].train) / self._batch_size)
+        num_full, rest = divmod(len(self._shares[learner].train), self._batch_size)
+        return num_full if rest == 0 or (self._drop_last and num_full) else num_full + 1
 
     def stretches(
         self, learner: LearnerId, ordinal: int, first: int, num_steps: int
@@ -112,8 +115,10 @@ class Epochs:
         rng = np.random.default_rng([self._seed, _stable_hash(learner), ordinal, number])
         order = self._order(learner, train, rng)
         draws = self._preparation.draw(rng, len(train))
-        seeds = rng.integers(2**63, size=self.num_steps(learner), dtype=np.uint64)
-        if self._no_single and len(train) % self._batch_size == 1:
+        num_steps = self.num_steps(learner)
+        seeds = rng.integers(2**63, size=num_steps, dtype=np.uint64)
+        order, draws = order[: num_steps * self._batch_size], draws[: num_steps * self._batch_size]
+        if self._no_single and len(order) % self._batch_size == 1:
             order = np.append(order, order[:1])
             draws = np.concatenate((draws, draws[:1]))
         return Epoch(

@@ -54,6 +54,7 @@ class Training:
     """
 
     batch_size: int = 32
+    drop_last: bool = False  # whether a last mini-batch that is not full is left out
     shuffle_buffer: int | None = None  # None: every epoch is a random order; see Epochs
     learning_rate: float = 0.05
     momentum: float = 0.9  # for optimizers that have one

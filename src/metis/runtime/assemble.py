@@ -332,6 +332,7 @@ def _training(config: Config, chosen: Recipe) -> Training:
     assert train.weight_decay is not None
     return Training(
         batch_size=train.batch_size,
+        drop_last=train.drop_last,
         shuffle_buffer=train.shuffle_buffer,
         learning_rate=train.learning_rate,
         momentum=train.momentum,
