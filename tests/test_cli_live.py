@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from metis.cli.common import complain, tell
 from metis.config import load
 from metis.deploy.found import found
 from metis.runtime.journal import read_journal
 from metis.store.weights import read_first
 from tests.command import Metis, assert_refused
+from tests.live.hub import hub
 
 SMALL = """
 policy = "sync-dvw"
@@ -75,6 +78,28 @@ def test_a_wrong_line_is_answered_by_what_would_be_right(
     assert words in outcome.err
     assert "Traceback" not in outcome.err
     assert not Path("state/config.toml").exists()
+
+
+def test_what_others_wrote_is_printed_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "errors resolving hub:7400: [field:hostname lookup error], [/stopped], fe80::b:1"
+
+    tell(line)
+    complain("error: ", line)
+
+    printed = capsys.readouterr()
+    assert printed.out == f"{line}\n"
+    assert printed.err == f"error: {line}\n"
+
+
+def test_what_a_site_calls_its_group_is_shown_as_it_stands(metis: Metis, tmp_path: Path) -> None:
+    with hub(tmp_path / "hub") as controller, controller.line("site") as line:
+        hello = controller.hello("site")
+        line.join(replace(hello, profile=replace(hello.profile, group="[/red] :b: [bold]")))
+
+        outcome = metis("status", controller.address, "--plain")
+
+    assert outcome.code == 0, outcome.err
+    assert "[/red] :b: [bold]" in outcome.out
 
 
 def test_plain_text_says_so_loudly(metis: Metis) -> None:

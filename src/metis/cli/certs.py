@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from metis.cli.common import AsJson, complain, console
+from metis.cli.common import AsJson, complain, console, tell
 from metis.core.errors import IdentityError, RunError
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def init(
     from metis.security.certs import fingerprint
 
     made = authority.create(directory, name, now(), days)
-    _say(f"authority {name!r} in {directory}, valid until {_day(made.not_valid_after_utc)}")
-    _say(f"key fingerprint: {fingerprint(made.public_key())}")
-    _say(f"  {authority.CA_KEY}    stays here, backed up: whoever has it can admit anybody")
-    _say(f"  {authority.CA_CERTIFICATE}    goes to every site and to the controller")
-    _say(f"  {authority.CRL}   goes to the controller, again after every revocation")
+    tell(f"authority {name!r} in {directory}, valid until {_day(made.not_valid_after_utc)}")
+    tell(f"key fingerprint: {fingerprint(made.public_key())}")
+    tell(f"  {authority.CA_KEY}    stays here, backed up: whoever has it can admit anybody")
+    tell(f"  {authority.CA_CERTIFICATE}    goes to every site and to the controller")
+    tell(f"  {authority.CRL}   goes to the controller, again after every revocation")
 
 
 @commands.command(epilog="Example:  metis certs request hub --out certs --host hub.example.org")
@@ -62,9 +62,9 @@ def request(
     from metis.security import authority
 
     made = authority.request(out, site, tuple(host or ()))
-    _say(f"key:         {out / f'{site}.key'}   never leaves this machine")
-    _say(f"request:     {out / f'{site}.csr'}   send it to the keeper of the authority")
-    _say(f"fingerprint: {made.fingerprint}   read it out to them by phone")
+    tell(f"key:         {out / f'{site}.key'}   never leaves this machine")
+    tell(f"request:     {out / f'{site}.csr'}   send it to the keeper of the authority")
+    tell(f"fingerprint: {made.fingerprint}   read it out to them by phone")
 
 
 @commands.command(
@@ -109,15 +109,15 @@ def issue(
     )
     if out is not None:
         write_public(out, made.pem)
-    _say(f"{made.name} is certified as {made.role} until {_day(made.valid_until)}")
-    _say(f"certificate: {out or made.path}   send it to the site, with {authority.CA_CERTIFICATE}")
-    _say(f"serial:      {serial_text(made.serial)}")
+    tell(f"{made.name} is certified as {made.role} until {_day(made.valid_until)}")
+    tell(f"certificate: {out or made.path}   send it to the site, with {authority.CA_CERTIFICATE}")
+    tell(f"serial:      {serial_text(made.serial)}")
     if made.hosts:
-        _say(f"hosts:       {', '.join(made.hosts)}")
+        tell(f"hosts:       {', '.join(made.hosts)}")
     matched = "as it was read out" if fingerprint else "the site must have read out the same"
-    _say(f"fingerprint: {made.fingerprint}   {matched}")
+    tell(f"fingerprint: {made.fingerprint}   {matched}")
     if not fingerprint:
-        _say(f"             if it did not: metis certs revoke {site} --ca {ca}")
+        tell(f"             if it did not: metis certs revoke {site} --ca {ca}")
 
 
 @commands.command(epilog="Example:  metis certs revoke site-b --ca ca")
@@ -128,10 +128,10 @@ def revoke(site: Site, ca: Authority) -> None:
 
     done = authority.revoke(ca, site, now())
     if not done.serials:
-        _say(f"{site} was revoked already, on {moment(done.when)}; nothing changed")
+        tell(f"{site} was revoked already, on {moment(done.when)}; nothing changed")
     else:
-        _say(f"revoked {site}: serial {', '.join(map(serial_text, done.serials))}")
-    _say(f"copy {done.crl} (list number {done.crl_number}) to the controller, in its --certs")
+        tell(f"revoked {site}: serial {', '.join(map(serial_text, done.serials))}")
+    tell(f"copy {done.crl} (list number {done.crl_number}) to the controller, in its --certs")
 
 
 @commands.command(epilog="Example:  metis certs show ca --json")
@@ -223,7 +223,3 @@ def now() -> datetime:
 
 def _day(when: datetime) -> str:
     return f"{when:%Y-%m-%d}"
-
-
-def _say(line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

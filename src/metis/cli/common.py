@@ -12,8 +12,8 @@ from metis import config as configuration
 from metis.config import Config
 from metis.core.errors import ConfigError
 
-console = Console()
-complaints = Console(stderr=True)
+console = Console(emoji=False)
+complaints = Console(stderr=True, emoji=False)
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Start from this file.")
@@ -42,8 +42,8 @@ def seeds_in(text: str) -> tuple[int, ...]:
 
 
 def tell(line: str) -> None:
-    """Print a line that is never broken, so that a path in it can be copied or piped."""
-    console.print(line, highlight=False, soft_wrap=True)
+    """Print a line as it stands and never broken, so that a path in it can be copied or piped."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def complain(what: str, message: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from metis.cli.common import (
     AsJson,
@@ -253,7 +254,7 @@ def status(
     if as_json:
         console.print_json(json.dumps(asdict(found)))
         return
-    console.print(_heading(found), highlight=False)
+    console.print(_heading(found))
     console.print(_members(found))
 
 
@@ -328,13 +329,14 @@ def _check_plain(certs: Path | None, plain: bool, address: str) -> None:
         )
 
 
-def _heading(found: Overview) -> str:
+def _heading(found: Overview) -> Text:
     of = "" if found.max_versions is None else f" of {found.max_versions}"
     ended = "" if found.over is None else f", over: {found.over}"
-    return (
-        f"[bold]{found.policy}[/]: version {found.version}{of}, "
+    return Text.assemble(
+        (found.policy, "bold"),
+        f": version {found.version}{of}, "
         f"{found.committed_steps:,} steps, up {found.seconds:,.0f} s{ended}; "
-        f"{found.queued} updates wait for {found.evaluations} scores"
+        f"{found.queued} updates wait for {found.evaluations} scores",
     )
 
 
@@ -347,7 +349,6 @@ def _members(found: Overview) -> Table:
     for one in found.members:
         heard = "-" if one.seconds_silent is None else f"{one.seconds_silent:,.0f} s ago"
         task = "-" if one.task is None else str(one.task)
-        table.add_row(
-            one.name, one.group, one.state, task, f"{one.num_steps:,}", str(one.num_updates), heard
-        )
+        cells = (one.name, one.group, one.state, task, f"{one.num_steps:,}", f"{one.num_updates}")
+        table.add_row(*map(Text, cells), heard)  # Text: markup in what a site says is not obeyed
     return table
