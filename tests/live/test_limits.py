@@ -64,6 +64,8 @@ def test_a_call_to_join_of_a_former_process_that_comes_late_does_not_send_the_ne
         assert eventually(lambda: len(found.of("version")) > before + 3)
         assert newer.ended == []
         assert len(found.of("join")) == 2
+        (audit,) = found.of("audit")
+        assert "has joined from somewhere else" in audit["reason"]
 
 
 # ---- memory -------------------------------------------------------------------------------------

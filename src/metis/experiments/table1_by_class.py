@@ -1,7 +1,8 @@
 """Table I's power-law rows, examples read class by class through a small shuffle buffer.
 
-Of all that `beliefs` tries, this alone brings the paper's gap between FedAvg and DVW: learners with
-more examples than the buffer holds train on one class after the other. The rest is Table I's.
+Of what `beliefs` has tried so far, this comes closest to the paper's gap between FedAvg and DVW:
+learners with more examples than the buffer holds train on one class after the other. The rest is
+Table I's.
 """
 
 from __future__ import annotations

@@ -110,12 +110,12 @@ class Service:
         """Take a site in, or back. Raises HandshakeError if it is not of this federation."""
         fault = _fault(hello, self.terms)
         with self._turn:
+            if fault is None and self._desk.site(learner).was_replaced(hello.instance):
+                fault = _REPLACED  # a call that came late: whose it was may be dead by now
             if fault is not None:
                 self._complaints.add("handshake refused", learner, fault)
                 raise HandshakeError(fault)
             site = self._heard(learner)
-            if site.was_replaced(hello.instance):  # a call that came late; it may be dead by now
-                raise HandshakeError(_REPLACED)
             self.ledger.mail.hold(learner, hello.holds)
             site.begin(hello.instance)
             site.has_left = site.has_withdrawn = False
