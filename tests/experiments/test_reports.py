@@ -170,16 +170,15 @@ def test_cells_of_different_horizons_are_not_put_in_order() -> None:
 def test_the_check_says_what_scores_bring_over_equal_weights(tmp_path: Path) -> None:
     setting = put(
         tmp_path,
-        outcome("async-dvw", 0.55),
-        outcome("async-uniform", 0.5),
-        outcome("async-fedavg", 0.2),
+        outcome("async-dvw", 0.55, curve=[[0.0, 0, 0.4]]),
+        outcome("async-uniform", 0.5, curve=[[0.0, 0, 0.45]]),
+        outcome("async-fedavg", 0.2, curve=[[0.0, 0, 0.25]]),
     )
 
     text = check.report(setting, Choice()).text
 
     assert "1 hold, 0 fail, 3 lack a cell, over 3 cells" in text
-    assert "| +0.0500" in text
-    assert "| +0.3000" in text
+    assert "| +0.0500 (last 10 tests: -0.0500) | +0.3000 (last 10 tests: +0.2000) |" in text
 
 
 # ---- figures -----------------------------------------------------------------------------------
@@ -218,10 +217,13 @@ def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_numbe
     tmp_path: Path,
 ) -> None:
     curve = [[10.0 * version, version, 0.1 * version] for version in range(7)]
-    table = outcome("sync-fedavg", 0.6, cluster="homogeneous", rounds=6, curve=curve)
+    table = outcome(
+        "sync-fedavg", 0.6, cluster="homogeneous", horizon="200 rounds", rounds=6, curve=curve
+    )
     changed = replace(
         table,
         study="beliefs",
+        horizon="4 rounds",
         variant="sync-fedavg-buffer-1000",
         rounds=4,
         curve=[[at, version, value / 2] for at, version, value in curve[:5]],
@@ -236,3 +238,27 @@ def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_numbe
     assert found["powerlaw-3", "examples"] == ["0.1500", "0.3000", "0.4869"]
     assert found["geometric-3", "sizes"] == ["0.1500", "0.3000", "0.4869"]
     assert found["powerlaw-iid", "no"] == ["0.1500", "-", "0.7113"]  # our table lacks that row
+
+
+def test_a_belief_with_a_horizon_in_seconds_stands_beside_our_table_at_the_same_moment(
+    tmp_path: Path,
+) -> None:
+    curve = [[100.0 * number, 7 * number, 0.1 * number] for number in range(7)]
+    table = outcome("async-dvw", 0.6, horizon="14,000 s", virtual_seconds=14_000.0, curve=curve)
+    changed = replace(
+        table,
+        study="beliefs",
+        variant="async-dvw-long",
+        horizon="400 s",
+        virtual_seconds=400.0,
+        rounds=9,  # fewer versions in as much time
+        curve=[[at, version // 3, value / 2] for at, version, value in curve[:5]],
+    )
+    homogeneous = replace(table, cluster="homogeneous", curve=[[0.0, 0, 0.0]])
+
+    page = beliefs.report(put(tmp_path, table, changed, homogeneous), Choice()).text
+
+    (line,) = [line for line in page.splitlines() if line.startswith("| 11 local epochs")]
+    after, ours, then, paper = [cell.strip() for cell in line.split("|")][4:8]
+    assert (after, ours, then) == ("400 s", "0.1500", "0.3000")
+    assert paper == "0.5517"

@@ -26,9 +26,9 @@ from metis.experiments.words import (
 )
 
 NAME = "beliefs"
-CLUSTER = "homogeneous"
 SMOKE = ("in-turn", "buffer-1000", "drop-last")  # those that need code of their own
 BOTH = ("sync-fedavg", "sync-dvw")
+SHORT = Horizon(rounds=12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Belief:
     policies: tuple[str, ...] = BOTH
     partition: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
-    rounds: int = 12
+    cluster: str = "homogeneous"
+    horizon: Horizon = SHORT
 
 
 POWER_LAWS = ("powerlaw-iid", "powerlaw-3")
@@ -77,7 +78,23 @@ BELIEFS = {
         ("skewed-iid", "skewed-3", "skewed-5"),
         policies=BOTH[:1],
         train={"drop_last": True},
-        rounds=200,
+        horizon=Horizon(rounds=200),
+    ),
+    "long": Belief(
+        "11 local epochs instead of 4, as many as adaptive learners choose there",
+        ("powerlaw-3",),
+        policies=("async-dvw",),
+        train={"epochs": 11},
+        cluster="heterogeneous",
+        horizon=Horizon(seconds=4000.0),
+    ),
+    "drop-last-4000": Belief(
+        "a last mini-batch that is not full is left out",
+        ("powerlaw-3",),
+        policies=("async-dvw", "async-dvw-adaptive"),
+        train={"drop_last": True},
+        cluster="heterogeneous",
+        horizon=Horizon(seconds=4000.0),
     ),
     "no-decay": Belief(
         "no weight decay", POWER_LAWS, policies=BOTH[:1], train={"weight_decay": 0.0}
@@ -89,17 +106,18 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
     """Return the cells of all beliefs; `--policies` and `--rows` leave some out."""
     known = tuple(dict.fromkeys(row for belief in BELIEFS.values() for row in belief.rows))
     rows = chosen(choice.rows, known, f"row of {NAME}")
-    policies = chosen(choice.policies, BOTH, f"policy of {NAME}")
+    asked = tuple(dict.fromkeys(policy for one in BELIEFS.values() for policy in one.policies))
+    policies = chosen(choice.policies, asked, f"policy of {NAME}")
     return [
         federated_cell(
             setting,
             NAME,
             table1.GRID.domain,
-            CLUSTER,
+            belief.cluster,
             row,
             policy,
             seed,
-            Horizon(rounds=belief.rounds),
+            belief.horizon,
             variant=f"{policy}-{name}",
             partition=belief.partition,
             train=belief.train,
@@ -118,28 +136,24 @@ def report(setting: Setting, choice: Choice) -> Report:
     found = read_outcomes(setting.out / NAME)
     if not found:
         return write_page(setting.out, NAME, f"## {NAME}\n\nAll its cells are missing.\n")
-    table = [
-        one
-        for one in read_outcomes(setting.out / "table1")
-        if one.cluster == CLUSTER and one.scale == found[0].scale
-    ]
+    table = [one for one in read_outcomes(setting.out / "table1") if one.scale == found[0].scale]
     heads = (
         "changed",
         "row",
         "policy",
-        "round",
+        "after",
         "with it",
         "in our table then",
-        "paper, round 200",
+        "paper, at its end",
     )
     lines = [
         (
             belief.what,
             one.row,
             TITLES[one.policy],
-            str(one.rounds),
-            score(_late(one, one.rounds)),
-            score([s for like in table if _alike(like, one) for s in _late(like, one.rounds)]),
+            f"{one.virtual_seconds:,.0f} s" if _is_timed(one) else f"{one.rounds} rounds",
+            score(_late(one, one)),
+            score([s for like in table if _alike(like, one) for s in _late(like, one)]),
             score(_published(one)),
         )
         for name, belief in BELIEFS.items()
@@ -148,7 +162,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     ]
     parts = [
         "## Beliefs about the difference, tested\n",
-        "Means of the last three tests up to that round; of 200 rounds, of the last ten.\n",
+        "Means of the last three tests up to then; of 200 rounds, of the last ten.\n",
         markdown_table(heads, lines),
         costs_table(found),
         made_with(found),
@@ -156,12 +170,18 @@ def report(setting: Setting, choice: Choice) -> Report:
     return write_page(setting.out, NAME, "\n".join(parts))
 
 
-def _late(one: Outcome, rounds: int) -> list[float]:
-    """Return the mean of the last few scores up to a round, if it came so far."""
-    until = [value for _, version, value in one.curve if version <= rounds]
-    if one.rounds < rounds or not until:
+def _is_timed(one: Outcome) -> bool:
+    return not one.horizon.endswith("rounds")
+
+
+def _late(one: Outcome, other: Outcome) -> list[float]:
+    """Return the mean of the last few scores up to where another one ended, if it came so far."""
+    timed = _is_timed(other)
+    end = other.virtual_seconds if timed else other.rounds
+    until = [point[2] for point in one.curve if point[0 if timed else 1] <= end + 1e-6]
+    if (one.virtual_seconds if timed else one.rounds) < end - 1e-6 or not until:
         return []
-    last = until[-max(3, rounds // 20) :]
+    last = until[-max(3, len(until) // 20) :]
     return [sum(last) / len(last)]
 
 
@@ -171,12 +191,14 @@ def _of_the_paper(row: str) -> str:
 
 
 def _alike(table: Outcome, one: Outcome) -> bool:
-    return (table.row, table.policy, table.seed) == (_of_the_paper(one.row), one.policy, one.seed)
+    ours = (table.cluster, table.row, table.policy, table.seed)
+    return ours == (one.cluster, _of_the_paper(one.row), one.policy, one.seed)
 
 
 def _published(one: Outcome) -> Sequence[float]:
-    row = _of_the_paper(one.row)
-    value = ACCURACY.get((table1.GRID.name, CLUSTER, row, one.policy, "200 rounds"))
+    end = table1.GRID.horizons[one.cluster].in_words()
+    key = (table1.GRID.name, one.cluster, _of_the_paper(one.row), one.policy, end)
+    value = ACCURACY.get(key)
     return [] if value is None else [value]
 
 

@@ -85,8 +85,12 @@ def _at_least(line: Line, dvw: str, fedavg: str) -> Finding:
         return Finding(line.where, claim, MISSING, ", ".join(absent))
     ours, theirs = line.scores[dvw], line.scores[fedavg]
     verdict = HOLDS if ours >= theirs else FAILS
-    why = f"{ours:.4f}, {theirs:.4f}: {ours - theirs:+.4f}{_late(line, dvw, fedavg)}"
+    why = f"{ours:.4f}, {theirs:.4f}: {_difference(line, dvw, fedavg)}"
     return Finding(line.where, claim, verdict, why)
+
+
+def _difference(line: Line, one: str, other: str) -> str:
+    return f"{line.scores[one] - line.scores[other]:+.4f}{_late(line, one, other)}"
 
 
 def _late(line: Line, one: str, other: str) -> str:
@@ -129,13 +133,12 @@ def controls(found: Sequence[Outcome]) -> str:
             ("async-dvw", "async-uniform", "async-fedavg"),
         ):
             if dvw in line.scores and uniform in line.scores:
-                base = line.scores.get(fedavg)
                 rows.append(
                     (
                         line.where,
                         TITLES[dvw],
-                        f"{line.scores[dvw] - line.scores[uniform]:+.4f}",
-                        "-" if base is None else f"{line.scores[uniform] - base:+.4f}",
+                        _difference(line, dvw, uniform),
+                        _difference(line, uniform, fedavg) if fedavg in line.scores else "-",
                     )
                 )
     if not rows:
