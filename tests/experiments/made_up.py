@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from metis.experiments.outcome import Outcome
+from metis.experiments.cells import Setting
+from metis.experiments.outcome import Outcome, as_text
 
 
 def outcome(policy: str, score: float, **values: Any) -> Outcome:
@@ -54,3 +56,12 @@ def outcome(policy: str, score: float, **values: Any) -> Outcome:
         "cycles": {},
     }
     return Outcome(**{**settings, **values})
+
+
+def put(out: Path, *outcomes: Outcome) -> Setting:
+    """Have these cells lie in a folder."""
+    for number, one in enumerate(outcomes):
+        path = out / one.study / one.cluster / one.row / f"{one.policy}-{number}" / "cell.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(as_text(one))
+    return Setting(out)

@@ -8,18 +8,10 @@ from pathlib import Path
 from metis.experiments import beliefs, check, fig9, sstc, table1, table3
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
-from metis.experiments.outcome import Outcome, as_text
+from metis.experiments.outcome import Outcome
 from metis.experiments.study import Choice
 from metis.experiments.words import beside, markdown_table, score, write_page
-from tests.experiments.made_up import outcome
-
-
-def put(out: Path, *outcomes: Outcome) -> Setting:
-    for number, one in enumerate(outcomes):
-        path = out / one.study / one.cluster / one.row / f"{one.policy}-{number}" / "cell.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(as_text(one))
-    return Setting(out)
+from tests.experiments.made_up import outcome, put
 
 
 def verdicts(*outcomes: Outcome) -> dict[str, str]:
@@ -138,8 +130,8 @@ def test_orderings_that_fail_are_findings() -> None:
 
 
 def test_a_finding_is_decided_by_the_final_score_and_says_what_the_last_tests_say() -> None:
-    steady = [[float(at), at, 0.7] for at in range(20)]
-    unlucky = [*steady[:-1], [19.0, 19, 0.6]]
+    steady = [[700.0 * at, at, 0.7] for at in range(21)]
+    unlucky = [*steady[:-1], [14_000.0, 20, 0.6]]  # the last tenth of the time has three tests
 
     (found, _) = findings(
         [
@@ -149,7 +141,50 @@ def test_a_finding_is_decided_by_the_final_score_and_says_what_the_last_tests_sa
     )[:2]
 
     assert found.verdict == FAILS
-    assert found.why == "0.6000, 0.6500: -0.0500 (last 10 tests: +0.0400)"
+    assert found.why == "0.6000, 0.6500: -0.0500 (last tenth: +0.0167)"
+
+
+def test_seeds_that_only_one_policy_has_decide_nothing() -> None:
+    mine = [outcome("sync-dvw", 0.6), outcome("sync-dvw", 0.1, seed=7)]
+
+    (found, *_) = findings([*mine, outcome("sync-fedavg", 0.5)])
+    assert (found.verdict, found.why[:23]) == (HOLDS, "0.6000, 0.5000: +0.1000")
+
+    (found, *_) = findings(
+        [*mine, outcome("sync-fedavg", 0.5), outcome("sync-fedavg", 0.3, seed=7)]
+    )
+    assert found.verdict == FAILS
+    assert "over 2 seeds" in found.why
+
+    (found, *_) = findings([*mine, outcome("sync-fedavg", 0.5, seed=8)])
+    assert (found.verdict, found.why) == (
+        MISSING,
+        "no seed is there of all: sync-dvw, sync-fedavg",
+    )
+
+
+def test_a_gap_of_just_one_point_is_within_one_point() -> None:
+    claim = "AsyncDVW(a) best, or within 0.01 of the best"
+
+    assert 0.8372 - 0.8272 > 0.01
+    assert verdicts(outcome("async-dvw", 0.8372), outcome("async-dvw-adaptive", 0.8272))[claim] == (
+        HOLDS
+    )
+
+
+def test_the_check_keeps_rows_that_are_not_the_papers_apart(tmp_path: Path) -> None:
+    ours = [outcome("sync-fedavg", 0.5), outcome("sync-dvw", 0.6)]
+    changed = [replace(one, study="table1-by-class") for one in ours]
+    setting = put(tmp_path, *ours, *changed)
+    put(tmp_path / "smoke", outcome("sync-dvw", 0.1, row="powerlaw-5"))
+
+    text = check.report(setting, Choice()).text
+
+    first, second = text.split("### The same of rows that are not the paper's")
+    assert "over 2 cells" in first
+    assert "table1-by-class" not in first
+    assert "table1-by-class heterogeneous" in second
+    assert "powerlaw-5" not in text
 
 
 def test_policies_on_uniform_rows_must_be_alike_but_for_fedasync() -> None:
@@ -178,7 +213,7 @@ def test_the_check_says_what_scores_bring_over_equal_weights(tmp_path: Path) -> 
     text = check.report(setting, Choice()).text
 
     assert "1 hold, 0 fail, 3 lack a cell, over 3 cells" in text
-    assert "| +0.0500 (last 10 tests: -0.0500) | +0.3000 (last 10 tests: +0.2000) |" in text
+    assert "| +0.0500 (last tenth: -0.0500) | +0.3000 (last tenth: +0.2000) |" in text
 
 
 # ---- figures -----------------------------------------------------------------------------------

@@ -62,11 +62,49 @@ def test_a_wrong_word_is_told_what_would_be_right(
 def test_a_report_alone_makes_no_cells_and_says_what_is_missing(
     metis: Metis, tmp_path: Path
 ) -> None:
+    (tmp_path / "results").mkdir()
     done = metis("reproduce", "table1", "--report-only", "--out", "results")
 
     assert done.code == 0
     assert "99 of 99 cells are missing" in done.out
     assert not (tmp_path / "results" / "table1").exists()
+
+
+@pytest.mark.parametrize("what", [("check",), ("table1", "--report-only")])
+def test_results_that_are_not_there_are_not_reported_on(
+    what: tuple[str, ...], metis: Metis, tmp_path: Path
+) -> None:
+    done = metis("reproduce", *what, "--out", "reslts")
+
+    assert_refused(done, "--out: there is no folder reslts")
+    assert not (tmp_path / "reslts").exists()
+
+
+@pytest.mark.parametrize("what", [("table1", "--jobs", "2"), ("fig2",)])
+def test_a_folder_that_cannot_be_written_to_is_refused(
+    what: tuple[str, ...], metis: Metis, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    done = metis("reproduce", *what, "--scale", "smoke", "--out", "file/below")
+
+    assert_refused(done, "--out: cannot write to file/below")
+
+
+def test_figure_2_of_another_scale_or_damaged_is_refused(metis: Metis, tmp_path: Path) -> None:
+    assert metis("reproduce", "fig2", "--scale", "smoke", "--out", "out").code == 0
+
+    other = metis("reproduce", "fig2", "--scale", "short", "--out", "out")
+    assert_refused(other, "fig2.json was measured at scale smoke, but scale short is asked for")
+
+    (tmp_path / "out" / "fig2.json").write_text("{")
+    damaged = metis("reproduce", "fig2", "--scale", "smoke", "--out", "out")
+    assert_refused(damaged, "fig2.json is no measurement of Figure 2", "remove it")
+
+
+def test_a_figure_of_one_row_is_asked_for_no_other(metis: Metis) -> None:
+    refused = metis("reproduce", "fig3", "--rows", "powerlaw-3", "--scale", "smoke")
+    assert_refused(refused, "unknown row of fig3 'powerlaw-3'", "uniform-iid")
 
 
 def test_real_data_that_is_not_there_is_named_with_how_to_get_it(

@@ -20,6 +20,7 @@ from metis.core.errors import Interrupted, JournalError, RunError
 from metis.runtime.journal import Record, read_journal
 from metis.runtime.replay import replay
 from metis.runtime.run import resume, run, run_or_resume
+from metis.store.claim import claimed
 
 POLICIES = ("sync-dvw", "async-dvw-adaptive", "fedasync", "fedbuff", "semisync-fedavg", "fedadam")
 
@@ -165,6 +166,20 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     assert not (cut / "checkpoint.safetensors").exists()
 
 
+@pytest.mark.parametrize("num_records", range(1, 12))
+def test_a_run_that_is_stopped_while_learners_are_yet_to_join_can_be_resumed(
+    num_records: int, tmp_path: Path
+) -> None:
+    config = small("async-dvw", horizon={"versions": 2})
+    run(config, tmp_path / "whole")
+
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "cut", listeners=(StopAfter(num_records),))
+    resume(tmp_path / "cut")
+
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
 def test_no_process_is_left_by_runs_that_end_or_never_begin(tmp_path: Path) -> None:
     config = small("sync-fedavg", engine="processes", threads=2, horizon={"versions": 1})
@@ -175,6 +190,9 @@ def test_no_process_is_left_by_runs_that_end_or_never_begin(tmp_path: Path) -> N
     run_or_resume(config, tmp_path / "run")
     with pytest.raises(Interrupted):
         run(config, tmp_path / "cut", listeners=(StopAfter(5),))
+    with claimed(tmp_path / "cut"), pytest.raises(RunError, match="in use by another process"):
+        resume(tmp_path / "cut")
+    resume(tmp_path / "cut")
 
     with pytest.raises(ChildProcessError):  # there is none to wait for
         os.waitpid(-1, os.WNOHANG)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ import typer
 
 from metis.cli.common import Device, Quiet, console, seeds_in, tell
 from metis.cli.runs import note
-from metis.core.errors import ConfigError, Interrupted, MetisError, unknown
+from metis.core.errors import ConfigError, Interrupted, MetisError, RunError, unknown
 
 if TYPE_CHECKING:
     from metis.experiments.cells import Cell, Setting
@@ -81,6 +83,7 @@ def reproduce(
     from metis.experiments.catalogue import STUDIES
     from metis.experiments.cells import Setting
     from metis.experiments.study import Choice
+    from metis.experiments.work import countdown
 
     names = list(STUDIES) if what == "all" else [what]
     if names[0] not in STUDIES:
@@ -100,17 +103,32 @@ def reproduce(
         stop_after=stop_after,
         restart=not resume,
     )
+    _check_folder(out, must_exist=report_only or what == "check")
     choice = Choice(_names(cluster), _names(rows), _names(policies), data)
+    left = countdown(stop_after)  # one time for all of them
     stopped: list[MetisError] = []
     for name in names:
         try:
-            _one(STUDIES[name], setting, choice, report_only, quiet)
+            _one(STUDIES[name], replace(setting, stop_after=left()), choice, report_only, quiet)
         except Interrupted:
             raise
         except MetisError as error:  # the others may still be made
+            if len(names) > 1:
+                tell(f"{name}: {error}")
             stopped.append(error)
     if stopped:
         raise stopped[0]
+
+
+def _check_folder(out: Path, must_exist: bool) -> None:
+    if must_exist and not out.is_dir():
+        raise ConfigError(f"--out: there is no folder {out}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--out: cannot write to {out}: {error.strerror}") from None
+    if not os.access(out, os.W_OK):
+        raise RunError(f"--out: cannot write to {out}: Permission denied")
 
 
 def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quiet: bool) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 from metis.config import load
@@ -12,8 +16,11 @@ from metis.core.errors import Interrupted, MetisError
 from metis.experiments.cells import cell_from_json
 from metis.experiments.work import INTERRUPTED, run_cell
 
+_LOOK_SECONDS = 0.5
+
 
 def main() -> int:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     values = json.load(sys.stdin)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"
@@ -28,6 +35,16 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def _end_with(parent: int) -> None:
+    """Stop as by Ctrl-C, with a checkpoint, when whoever started us is no more.
+
+    Else a cell would be made on, and begun once more by the next command.
+    """
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

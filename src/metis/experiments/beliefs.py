@@ -81,7 +81,7 @@ BELIEFS = {
         horizon=Horizon(rounds=200),
     ),
     "long": Belief(
-        "11 local epochs instead of 4, as many as adaptive learners choose there",
+        "11 local epochs instead of 4, as many as fast adaptive learners choose there",
         ("powerlaw-3",),
         policies=("async-dvw",),
         train={"epochs": 11},

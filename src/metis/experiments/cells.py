@@ -39,7 +39,7 @@ class Horizon:
     seconds: float | None = None
 
     def in_words(self) -> str:
-        return f"{self.rounds} rounds" if self.rounds is not None else f"{self.seconds:,.0f} s"
+        return f"{self.rounds} rounds" if self.rounds is not None else f"{self.seconds:,.10g} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 3
+_LEFT, _WIDTH, _HEIGHT, _LABELS = 0.68, 0.3, 0.3, 0.06  # of an inset, as shares of its panel
 
 
 def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
@@ -34,8 +35,8 @@ def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
     for axes, row in zip(panels, rows, strict=False):
         here = [one for one in found if one.row == row]
         _curves(axes, here)
-        _inset(axes, here[0])
         plain(axes, "virtual time (s)", "test accuracy")
+        _inset(axes, here[0])
         axes.set_title(row, loc="left", fontsize=10)
     handles, labels = [], []
     for axes in panels[: len(rows)]:
@@ -55,6 +56,8 @@ def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
         several = sum(other.policy == one.policy for other in found) > 1
         at = [*(point[0] for point in one.curve), one.virtual_seconds]
         scores = [point[2] for point in one.curve]
+        if not scores:  # it was never tested
+            continue
         axes.plot(
             at,
             [*scores, *scores[-1:]],
@@ -68,7 +71,7 @@ def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
 
 def _inset(axes: Axes, one: Outcome) -> None:
     """Draw the examples of each learner by class, largest first; learners' groups as labels."""
-    inset = axes.inset_axes((0.68, 0.06, 0.3, 0.3))
+    inset = axes.inset_axes((_LEFT, _emptiest(axes), _WIDTH, _HEIGHT))
     learners = sorted(one.learners, key=lambda each: -sum(each["holdings"]))
     held = np.array([each["holdings"] for each in learners])
     places = np.arange(len(learners))
@@ -86,3 +89,16 @@ def _inset(axes: Axes, one: Outcome) -> None:
         text.set_color(GROUPS.get(each["group"], "black"))
     inset.tick_params(labelsize=5, length=1.5, pad=1)
     inset.patch.set_alpha(0.8)
+
+
+def _emptiest(axes: Axes) -> float:
+    """Return how far up an inset hides least of the curves: at the bottom, if that is as good."""
+    axes.autoscale_view()
+    points = [axes.transLimits.transform(line.get_xydata()) for line in axes.lines]
+    every = np.concatenate([np.empty((0, 2)), *points])
+    below = every[(every[:, 0] >= _LEFT) & (every[:, 0] <= _LEFT + _WIDTH), 1]
+
+    def hidden(low: float) -> int:
+        return int(np.sum((below >= low - _LABELS) & (below <= low + _HEIGHT)))
+
+    return min((0.06, 0.2, 0.35, 0.5, 0.62), key=hidden)

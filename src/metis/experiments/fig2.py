@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from metis.core.community import CachedAverage
+from metis.core.errors import RunError
 from metis.core.kernels import divide
 from metis.core.types import LearnerId, Update, Vector, frozen
 from metis.experiments.cells import Cell, Setting
@@ -41,10 +42,14 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 def report(setting: Setting, choice: Choice) -> Report:
     """Measure, unless it is there, and draw."""
     path = setting.out / "fig2.json"
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        found = {"device": device_name("cpu"), "commit": commit(), "rows": measure(setting.scale)}
+    found = _measured(path, setting.scale) if path.is_file() else None
+    if found is None:
+        found = {
+            "scale": setting.scale,
+            "device": device_name("cpu"),
+            "commit": commit(),
+            "rows": measure(setting.scale),
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     lines = [
@@ -60,12 +65,30 @@ def report(setting: Setting, choice: Choice) -> Report:
     heads = ("parameters", "learners", "cached, ms", "without, ms", "times")
     text = (
         "## Figure 2: cost of a community update\n\n"
-        f"{markdown_table(heads, lines)}\nMade on: {found['device']}. Code: {found['commit']}.\n"
+        f"{markdown_table(heads, lines)}\nScale: {found['scale']}. Made on: {found['device']}. "
+        f"Code: {found['commit']}.\n"
         "\n![figure 2](fig2.png)\n"
     )
     return write_page(
         setting.out, "fig2", text, [draw(found["rows"], setting.out / "fig2.png"), path]
     )
+
+
+def _measured(path: Path, scale: str) -> dict[str, Any]:
+    """Return what was measured before. Raises RunError if it is damaged or of another scale."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        there = found["scale"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"{path} is no measurement of Figure 2: {error!r}; remove it to measure again"
+        ) from None
+    if there != scale:
+        raise RunError(
+            f"{path} was measured at scale {there}, but scale {scale} is asked for: "
+            "choose another --out"
+        )
+    return found
 
 
 def measure(scale: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ ROW, POLICY, CLUSTER = "uniform-iid", "async-dvw-adaptive", "heterogeneous"
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    choice.must_be((CLUSTER,), (ROW,), (POLICY,), "fig3")
     return [
         federated_cell(
             setting,

@@ -17,6 +17,7 @@ from metis.experiments.words import made_with, markdown_table, write_page
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    choice.must_be((CLUSTER,), (ROW,), (POLICY,), "fig4")
     return table1.GRID.cells(setting, Choice((CLUSTER,), (ROW,), (POLICY,)))
 
 

@@ -27,7 +27,8 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    rows = chosen(choice.rows or ROWS, table1.GRID.rows, "row of fig9")
+    grid = table1.GRID
+    rows = chosen(choice.rows or ROWS, grid.rows, "row of fig9", grid.more_rows)
     found = [
         one for one in read_outcomes(setting.out / "table1" / "heterogeneous") if one.row in rows
     ]
@@ -38,6 +39,7 @@ def report(setting: Setting, choice: Choice) -> Report:
             one.row,
             TITLES[one.policy],
             str(one.seed),
+            one.horizon,
             f"{one.requests:,}",
             f"{one.models_exchanged:,}",
             f"{one.evaluation_models:,}",
@@ -45,7 +47,16 @@ def report(setting: Setting, choice: Choice) -> Report:
         )
         for one in found
     ]
-    heads = ("row", "policy", "seed", "requests", "models", "of those to judges", "a request")
+    heads = (
+        "row",
+        "policy",
+        "seed",
+        "horizon",
+        "requests",
+        "models",
+        "of those to judges",
+        "a request",
+    )
     text = (
         "## Figure 9: update requests and models exchanged\n\n"
         f"{markdown_table(heads, lines)}\n![figure 9](fig9.png)\n\n{made_with(found)}"
@@ -55,13 +66,13 @@ def report(setting: Setting, choice: Choice) -> Report:
 
 
 def _drawn(found: Sequence[Outcome]) -> Figure:
-    rows = list(dict.fromkeys(one.row for one in found))
+    rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
     figure = new_figure(10, 1.0 + 2.4 * len(rows))
     panels = figure.subplots(len(rows), 2, squeeze=False)
-    for (left, right), row in zip(panels, rows, strict=True):
+    for (left, right), (row, horizon) in zip(panels, rows, strict=True):
         first: dict[str, Outcome] = {}
         for one in found:
-            if one.row == row:
+            if (one.row, one.horizon) == (row, horizon):
                 first.setdefault(one.policy, one)
         here = [first[policy] for policy in TITLES if policy in first]
         places = range(len(here))
@@ -81,7 +92,7 @@ def _drawn(found: Sequence[Outcome]) -> Figure:
         for axes, what in ((left, "update requests"), (right, "models (hatched: to judges)")):
             plain(axes, what)
             axes.invert_yaxis()
-        left.set_title(row, loc="left", fontsize=10)
+        left.set_title(f"{row}, {horizon}", loc="left", fontsize=10)
     return figure
 
 

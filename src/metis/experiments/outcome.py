@@ -25,7 +25,7 @@ from metis.store.atomic import partial, put_in_place
 
 FILE = "cell.json"
 FIRST_CYCLES = 20  # the paper's Figure 4 shows so many of each learner
-LATE = 10  # tests at the end of a curve, over which its noise is looked at
+LATE = 0.1  # of the virtual time at the end of a curve, over which its noise is looked at
 MAX_EPOCHS = 120  # of a learner's validation cycles that are kept
 
 
@@ -73,8 +73,12 @@ class Outcome:
         return before[-1] if before else None
 
     def late_scores(self) -> list[float]:
-        """Return the last scores, whose range tells how much the very last one means."""
-        return [score for _, _, score in self.curve[-LATE:]]
+        """Return the scores of the last tenth of the time: their range tells how much the very
+        last one means. Policies that are tested more often have more of them."""
+        since = (1 - LATE) * self.virtual_seconds - 1e-6
+        return [score for at, _, score in self.curve if at >= since] or [
+            score for _, _, score in self.curve[-1:]
+        ]
 
 
 def write_outcome(cell: Cell, directory: Path) -> Outcome:
@@ -101,9 +105,14 @@ def read_outcome(path: Path) -> Outcome:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         known = {f.name for f in dataclasses.fields(Outcome)}
-        return Outcome(**{name: value for name, value in values.items() if name in known})
+        found = Outcome(**{name: value for name, value in values.items() if name in known})
+        for at, version, score in found.curve:
+            _ = float(at), int(version), float(score)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is no cell of a table: {error}") from None
+        raise RunError(
+            f"{path} is no cell of a table: {error}; remove it to have the cell made again"
+        ) from None
+    return found
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:

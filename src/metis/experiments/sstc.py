@@ -27,6 +27,7 @@ from metis.experiments.words import made_with, markdown_table, write_page
 NAME, CLUSTER = "sstc", "writers"
 SHARES = (0.05, 0.125, 0.25, 0.4, 1.0)  # of kernels: the paper's Figure 3c
 DATA = {"mnist_by_writer": 539, "femnist": 3400}  # and its writers
+USUAL = "mnist_by_writer"
 TARGET = 0.95  # megabytes until this accuracy are told
 
 
@@ -65,7 +66,7 @@ SIZES = {"full": Size(1000, 50, 5), "short": Size(50, 10, 2), "smoke": Size(2, 3
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
-    (data,) = chosen([choice.data or "mnist_by_writer"], tuple(DATA), f"data of {NAME}")
+    (data,) = chosen([choice.data or USUAL], tuple(DATA), f"data of {NAME}")
     default = SMOKE_RUNS if setting.scale == "smoke" else tuple(RUNS)
     names = chosen(choice.policies or default, tuple(RUNS), f"run of {NAME}")
     return [_cell(setting, data, name, seed) for name in names for seed in setting.seeds]
@@ -150,9 +151,8 @@ def curves_of(found: Sequence[Outcome]) -> dict[str, list[Point]]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    found = read_outcomes(setting.out / NAME)
-    if choice.data is not None:
-        found = [one for one in found if one.row == choice.data]
+    data = choice.data or USUAL
+    found = [one for one in read_outcomes(setting.out / NAME) if one.row == data]
     if not found:
         return write_page(setting.out, NAME, "## SSTC\n\nAll its cells are missing.\n")
     curves = curves_of(found)

@@ -19,6 +19,18 @@ class Choice:
     policies: tuple[str, ...] | None = None
     data: str | None = None
 
+    def must_be(
+        self,
+        clusters: tuple[str, ...],
+        rows: tuple[str, ...],
+        policies: tuple[str, ...],
+        of: str,
+    ) -> None:
+        """Raise ConfigError if anything else is wanted."""
+        chosen(self.clusters, clusters, f"cluster of {of}")
+        chosen(self.rows, rows, f"row of {of}")
+        chosen(self.policies, policies, f"policy of {of}")
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

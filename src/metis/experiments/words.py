@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metis.core.errors import RunError
-from metis.experiments.outcome import LATE, Outcome
+from metis.experiments.outcome import Outcome
 from metis.experiments.study import Report
 
 #: What the paper calls each policy.
@@ -61,7 +61,7 @@ def costs_table(outcomes: Sequence[Outcome]) -> str:
         "horizon",
         "final",
         "best",
-        f"mean of last {LATE}",
+        "mean of the last tenth",
         "their range",
         "versions",
         "requests",

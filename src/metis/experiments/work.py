@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +23,7 @@ from metis.config import load
 from metis.core.errors import Interrupted, MetisError, RunError
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import FILE, Outcome, read_outcome, write_outcome
-from metis.runtime.files import CONFIG, SUMMARY
+from metis.runtime.files import CONFIG
 from metis.runtime.journal import Listener, Record
 
 LOG = "log.txt"  # what a process of its own said
@@ -34,17 +35,24 @@ Tell = Callable[[str], None]
 Watch = Callable[[Cell], AbstractContextManager[tuple[Listener, ...]]]
 
 
+def countdown(seconds: float | None) -> Callable[[], float | None]:
+    """Return what tells how many of these real seconds are left; None: there is no limit."""
+    if seconds is None:
+        return lambda: None
+    until = time.monotonic() + seconds
+    return lambda: max(0.0, until - time.monotonic())
+
+
 def run_cell(cell: Cell, directory: Path, listeners: tuple[Listener, ...] = ()) -> Outcome:
     """Make one cell, from where it stands to its `cell.json`."""
     from metis.runtime.run import run_or_resume
 
     config = cell.config
-    if (directory / CONFIG).is_file() and not (directory / SUMMARY).is_file():
+    if (directory / CONFIG).is_file():
         # How it is computed was settled when it began; with more jobs it would be settled anew.
         begun = load(directory / CONFIG)
         config = replace(config, engine=begun.engine, threads=begun.threads)
-    if not (directory / SUMMARY).is_file():
-        run_or_resume(config, directory, listeners)
+    run_or_resume(config, directory, listeners)
     return write_outcome(cell, directory)
 
 

@@ -38,5 +38,7 @@ CLASSES: list[type] = [Controller, Ticket, Incident] + [
     value
     for module in _MODULES
     for value in vars(module).values()
-    if isinstance(value, type) and hasattr(value, "__dataclass_fields__")
+    if isinstance(value, type)
+    and hasattr(value, "__dataclass_fields__")
+    and value.__module__ == module.__name__  # what it imports may have the name of another's
 ]

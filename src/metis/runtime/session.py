@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, SUMMARY, updat
 from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
 from metis.store.atomic import partial, put_in_place, write_bytes
+from metis.store.claim import claimed
 from metis.store.pack import read_packed, write_packed
 from metis.store.weights import save_safetensors
 
@@ -82,6 +84,13 @@ class Session:
     def __init__(
         self, federation: Federation, out: Path | None, listeners: tuple[Listener, ...]
     ) -> None:
+        self._held = ExitStack()
+        if out is not None:  # two processes would write one journal
+            try:
+                self._held.enter_context(claimed(out))
+            except RunError:
+                federation.learners.close()
+                raise
         self._federation = federation
         self._out = out
         self._tally = Tally()
@@ -132,6 +141,7 @@ class Session:
         """Give back files and processes; afterwards there is a result, if the run is over."""
         self._journal.close()
         self._federation.learners.close()
+        self._held.close()
 
     def _keep(self, task: int, packet: bytes) -> None:
         assert self._out is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def write_packed(path: Path, value: object) -> None:
         raise RunError(f"cannot write checkpoint {path}: {error}") from None
 
 
-def read_packed(path: Path, classes: Iterable[type]) -> Any:
+def read_packed(path: Path, classes: Collection[type]) -> Any:
     """Read what `write_packed` wrote. Only the given dataclasses are ever made."""
     try:
         with safe_open(path, framework="numpy") as file:
@@ -49,8 +49,10 @@ def read_packed(path: Path, classes: Iterable[type]) -> Any:
             arrays = [file.get_tensor(str(i)) for i in range(len(file.keys()) - 1)]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise JournalError(f"{path}: not a readable checkpoint: {error}") from None
+    by_name = {cls.__name__: cls for cls in classes}
+    assert all(by_name[cls.__name__] is cls for cls in classes), "two classes of one name"
     try:
-        return _Unpacker(nodes, arrays, {cls.__name__: cls for cls in classes}).unpack(root)
+        return _Unpacker(nodes, arrays, by_name).unpack(root)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise JournalError(f"{path}: not a checkpoint of this version: {error!r}") from None
 
