@@ -52,6 +52,7 @@ def test_an_outcome_agrees_with_the_runs_own_summary(tmp_path: Path) -> None:
     assert [point[1] for point in made.curve] == [point[1] for point in summary["curve"]]
     assert made.traffic[-1][1] == summary["bytes_up"]
     assert len(made.traffic) == len(made.curve)
+    assert made.config == (tmp_path / "config.toml").read_text()
 
 
 def test_validation_cycles_and_staleness_of_both_groups_are_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metis.config import Config, load
+from metis.config import Config, dump, load
 from metis.core.errors import RunError
 from metis.experiments.cells import Cell
 from metis.report.summary import Tally
@@ -66,6 +66,7 @@ class Outcome:
     cycles: dict[str, dict[str, Any]]  # by group: one learner's validation losses
     traffic: list[list[int]] = field(default_factory=list)  # by each test: updates, bytes up, down
     snapshot_bytes: int = 0  # of a model as it is
+    config: str = ""  # as a whole, in TOML
 
     def score_at(self, seconds: float) -> float | None:
         """Return the score of the last model that was there at a virtual moment."""
@@ -157,6 +158,7 @@ def _outcome(cell: Cell, config: Config, records: Iterable[Record]) -> Outcome:
         scale=cell.scale,
         horizon=cell.horizon.in_words(),
         about=in_words(config),
+        config=dump(config),
         dataset=summary["dataset"],
         partition=summary["partition"],
         parameters=summary["parameters"],
