@@ -54,9 +54,10 @@ def test_every_table_and_figure_can_be_made_of_generated_data(metis: Metis, tmp_
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_wrong_word_is_told_what_would_be_right(
-    arguments: list[str], words: list[str], metis: Metis
+    arguments: list[str], words: list[str], metis: Metis, tmp_path: Path
 ) -> None:
-    assert_refused(metis("reproduce", *arguments), *words)
+    assert_refused(metis("reproduce", *arguments, "--out", "results"), *words)
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_report_alone_makes_no_cells_and_says_what_is_missing(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,32 +103,42 @@ def reproduce(
         stop_after=stop_after,
         restart=not resume,
     )
-    _check_folder(out, must_exist=report_only or what == "check")
     choice = Choice(_names(cluster), _names(rows), _names(policies), data)
     left = countdown(stop_after)  # one time for all of them
     stopped: list[MetisError] = []
-    for name in names:
-        try:
-            _one(STUDIES[name], replace(setting, stop_after=left()), choice, report_only, quiet)
-        except Interrupted:
-            raise
-        except MetisError as error:  # the others may still be made
-            if len(names) > 1:
-                tell(f"{name}: {error}")
-            stopped.append(error)
+    with _folder(out, must_exist=report_only or what == "check"):
+        for name in names:
+            setting = replace(setting, stop_after=left())
+            try:
+                _one(STUDIES[name], setting, choice, report_only, quiet)
+            except Interrupted:
+                raise
+            except MetisError as error:  # the others may still be made
+                if len(names) > 1:
+                    tell(f"{name}: {error}")
+                stopped.append(error)
     if stopped:
         raise stopped[0]
 
 
-def _check_folder(out: Path, must_exist: bool) -> None:
+@contextmanager
+def _folder(out: Path, must_exist: bool) -> Iterator[None]:
+    """Have a folder that can be written to; none is left if nothing was written."""
     if must_exist and not out.is_dir():
         raise ConfigError(f"--out: there is no folder {out}")
+    is_new = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"--out: cannot write to {out}: {error.strerror}") from None
     if not os.access(out, os.W_OK):
         raise RunError(f"--out: cannot write to {out}: Permission denied")
+    try:
+        yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
 
 
 def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quiet: bool) -> None:
