@@ -20,7 +20,7 @@ def outcome(policy: str, score: float, **values: Any) -> Outcome:
         "seed": 1990,
         "scale": "full",
         "horizon": "14,000 s",
-        "about": "",
+        "about": "cifar_cnn; precision tf32, engine graphs",
         "dataset": "cifar10",
         "partition": "",
         "parameters": 10,

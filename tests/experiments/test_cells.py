@@ -45,6 +45,15 @@ def test_a_heterogeneous_cell_is_the_papers_federation(tmp_path: Path) -> None:
     assert (config.data.name, config.model.name, config.seed) == ("cifar10", "cifar_cnn", 1990)
 
 
+def test_a_cell_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
+    usual = cell(Setting(tmp_path), "heterogeneous", "powerlaw-3", "async-dvw")
+    asked = cell(Setting(tmp_path, precision="bf16"), "heterogeneous", "powerlaw-3", "async-dvw")
+
+    assert (usual.config.precision, asked.config.precision) == ("tf32", "bf16")
+    with pytest.raises(ConfigError, match="bf16"):
+        cell(Setting(tmp_path, precision="b16"), "heterogeneous", "powerlaw-3", "async-dvw")
+
+
 def test_a_homogeneous_cell_has_fast_learners_alone_and_200_rounds(tmp_path: Path) -> None:
     config = cell(Setting(tmp_path), "homogeneous", "uniform-iid", "sync-dvw").config
 

@@ -51,6 +51,7 @@ def test_an_outcome_agrees_with_the_runs_own_summary(tmp_path: Path) -> None:
     assert made.samples == summary["samples_trained"]
     assert [point[1] for point in made.curve] == [point[1] for point in summary["curve"]]
     assert made.traffic[-1][1] == summary["bytes_up"]
+    assert made.traffic[-1][3] == summary["samples_trained"]
     assert len(made.traffic) == len(made.curve)
     assert made.config == (tmp_path / "config.toml").read_text()
 
@@ -152,6 +153,8 @@ def test_a_cell_made_for_another_horizon_is_not_taken_for_this_one(tmp_path: Pat
     assert finished(cell, tmp_path)
     with pytest.raises(RunError, match="for 20 s, but scale full and 40 s are asked for"):
         finished(replace(cell, horizon=Horizon(seconds=40.0)), tmp_path)
+    with pytest.raises(RunError, match="made with precision tf32, but bf16"):
+        finished(replace(cell, config=replace(cell.config, precision="bf16")), tmp_path)
 
 
 def test_a_cell_that_cannot_be_made_does_not_keep_others_from_being_made(tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ def reproduce(
         str | None, typer.Option(help="In place of table3's or sstc's, such as mnist_by_writer.")
     ] = None,
     device: Device = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, tf32 or bf16; default: tf32 on a GPU.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that are made side by side.")] = 1,
     out: Annotated[Path, typer.Option(help="Where cells and results go.")] = Path("runs/reproduce"),
     resume: Annotated[
@@ -96,6 +99,7 @@ def reproduce(
         out=out,
         scale=scale,
         device=device or "cpu",
+        precision=precision,
         jobs=jobs,
         seeds=seeds_in(seeds),
         rounds=rounds,

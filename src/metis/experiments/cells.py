@@ -49,6 +49,7 @@ class Setting:
     out: Path
     scale: str = "full"
     device: str = "cpu"
+    precision: str | None = None  # instead of the default
     jobs: int = 1
     seeds: tuple[int, ...] = (paper.SEED,)
     rounds: int | None = None  # instead of the scale's
@@ -168,6 +169,8 @@ def federated_cell(
             model["options"] = {"num_blocks": 1}
     if setting.device == "cpu" and setting.jobs > 1:
         more["threads"] = 1
+    if setting.precision is not None:
+        more["precision"] = setting.precision
     config = load(
         None,
         policy=policy,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 from collections import defaultdict
@@ -64,9 +65,16 @@ class Outcome:
     learners: list[dict[str, Any]]
     staleness: dict[str, dict[str, Any]]  # by group, in mini-batches
     cycles: dict[str, dict[str, Any]]  # by group: one learner's validation losses
-    traffic: list[list[int]] = field(default_factory=list)  # by each test: updates, bytes up, down
+    # By each test: updates, bytes up, bytes down, samples (which early cells do not tell).
+    traffic: list[list[int]] = field(default_factory=list)
     snapshot_bytes: int = 0  # of a model as it is
     config: str = ""  # as a whole, in TOML
+
+    @property
+    def precision(self) -> str:
+        """What products were computed with: a word of the config in words."""
+        found = re.search(r"\bprecision (\w+)", self.about)
+        return found[1] if found else "unknown"
 
     def score_at(self, seconds: float) -> float | None:
         """Return the score of the last model that was there at a virtual moment."""
@@ -144,7 +152,9 @@ def _outcome(cell: Cell, config: Config, records: Iterable[Record]) -> Outcome:
         if record["kind"] == "task" and not snapshot_bytes:
             snapshot_bytes = record["bytes_down"]  # the first that anybody is sent is whole
         if record["kind"] == "test" and record["score"] is not None:
-            traffic.append([tally.num_arrived, tally.bytes_up, tally.bytes_down])
+            traffic.append(
+                [tally.num_arrived, tally.bytes_up, tally.bytes_down, tally.samples_trained]
+            )
     summary = tally.summary()
     holdings = {one["learner"]: one["holdings"] for one in tally.run["learners"]}
     groups = {one["learner"]: one["group"] for one in tally.run["learners"]}

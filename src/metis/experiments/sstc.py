@@ -91,6 +91,7 @@ def _cell(setting: Setting, data: str, name: str, seed: int) -> Cell:
         # Steps of one writer are too small to be shared out among cores.
         engine="loop" if setting.device == "cpu" else "auto",
         threads=1,
+        **({} if setting.precision is None else {"precision": setting.precision}),
         data={"name": source},
         model={"name": "femnist_cnn"},
         partition={"sizes": "uniform", "classes": "natural"},
@@ -132,7 +133,7 @@ class Point:
 def points_of(one: Outcome) -> list[Point]:
     return [
         Point(int(version), updates, up, down, score)
-        for (_, version, score), (updates, up, down) in zip(one.curve, one.traffic, strict=True)
+        for (_, version, score), (updates, up, down, *_) in zip(one.curve, one.traffic, strict=True)
     ]
 
 

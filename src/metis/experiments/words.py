@@ -107,7 +107,11 @@ def made_with(outcomes: Sequence[Outcome]) -> str:
     commits = ", ".join(dict.fromkeys(one.commit for one in outcomes))
     data = ", ".join(dict.fromkeys(one.dataset for one in outcomes))
     scales = ", ".join(dict.fromkeys(one.scale for one in outcomes))
-    return f"Data: {data}. Scale: {scales}. Made on: {devices}. Code: {commits}.\n"
+    precisions = ", ".join(dict.fromkeys(one.precision for one in outcomes))
+    return (
+        f"Data: {data}. Scale: {scales}. Precision: {precisions}. Made on: {devices}. "
+        f"Code: {commits}.\n"
+    )
 
 
 def write_page(out: Path, name: str, text: str, pictures: Sequence[Path] = ()) -> Report:

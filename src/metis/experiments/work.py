@@ -67,6 +67,11 @@ def finished(cell: Cell, out: Path) -> bool:
             f"{path} was made at scale {there.scale} for {there.horizon}, but scale {cell.scale} "
             f"and {cell.horizon.in_words()} are asked for: choose another --out"
         )
+    if there.precision != cell.config.precision:
+        raise RunError(
+            f"{path} was made with precision {there.precision}, but {cell.config.precision} is "
+            "asked for: choose another --out"
+        )
     return True
 
 
