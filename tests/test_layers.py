@@ -98,6 +98,7 @@ EXCEPTIONS = {
     ("core/kernels.py", "numba"),  # optional: the fused loop
     ("codecs/packet.py", "isal"),  # optional: a faster checksum
     ("zoo/lrn_cuda.py", "triton"),  # read only where there is a GPU
+    ("zoo/patches_cuda.py", "triton"),
     ("zoo/pool_cuda.py", "triton"),
     ("data/picture.py", "rich"),
     ("data/picture.py", "matplotlib"),

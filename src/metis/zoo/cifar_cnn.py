@@ -27,7 +27,7 @@ class CifarCnn(nn.Module):
         self.fc1 = nn.Linear(64 * 6 * 6, 384)
         self.fc2 = nn.Linear(384, 192)
         self.fc3 = nn.Linear(192, num_outputs)
-        self.norm = LocalResponseNorm(64) if lrn else nn.Identity()
+        self.norm = LocalResponseNorm(64) if lrn else None
 
         for layer, std, bias in (
             (self.conv1, 0.05, 0.0),
@@ -41,14 +41,24 @@ class CifarCnn(nn.Module):
             nn.init.constant_(layer.bias, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(_pooled(_few_channels(x, self.conv1.weight), self.conv1.bias))
-        if isinstance(self.norm, nn.Identity):
-            x = _pooled(F.conv2d(x, self.conv2.weight, padding=2), self.conv2.bias)
-        else:
+        # The largest of relu(x + bias) is relu(the largest x + bias), and has a quarter of the
+        # values. So the bias comes after a pool, where the order of the layers allows for it.
+        x = self._activated(_pool(_few_channels(x, self.conv1.weight)), self.conv1.bias)
+        if self.norm is None:
+            x = self._activated(_pool(F.conv2d(x, self.conv2.weight, padding=2)), self.conv2.bias)
+        elif x.is_cuda:
+            x = _pool(self._activated(F.conv2d(x, self.conv2.weight, padding=2), self.conv2.bias))
+        else:  # where a convolution adds its bias for nothing
             x = _pool(self.norm(F.relu(self.conv2(x))))
         x = F.relu(self.fc1(x.flatten(1)))
         logits: Tensor = self.fc3(F.relu(self.fc2(x)))
         return logits
+
+    def _activated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        assert bias is not None
+        if self.norm is None:
+            return F.relu(x + bias[:, None, None])
+        return self.norm.of_relu(x, bias)
 
 
 def _pool(x: Tensor) -> Tensor:
@@ -61,25 +71,20 @@ def _pool(x: Tensor) -> Tensor:
     return F.max_pool2d(x, 3, stride=2, ceil_mode=True)
 
 
-def _pooled(x: Tensor, bias: Tensor | None) -> Tensor:
-    # The largest of relu(x + bias) is relu(the largest x + bias), and has a quarter of the values.
-    assert bias is not None
-    return F.relu(_pool(x) + bias[:, None, None])
-
-
 def _few_channels(x: Tensor, weight: Tensor) -> Tensor:
     """Convolve images with 5x5 filters, "same" padding.
 
     cuDNN has no fast way for three channels, so on a GPU this is one matrix product with every
     patch written out.
     """
-    if not x.is_cuda:
+    if not (x.is_cuda and HAS_KERNELS) or x.requires_grad:
         return F.conv2d(x, weight, padding=2)
-    batch, channels, height, width = x.shape
-    patches = F.pad(x, (2, 2, 2, 2)).unfold(2, 5, 1).unfold(3, 5, 1).permute(0, 2, 3, 1, 4, 5)
-    rows = patches.reshape(batch * height * width, channels * 25)
-    product = rows @ weight.reshape(len(weight), -1).t()
-    return product.view(batch, height, width, len(weight)).permute(0, 3, 1, 2)
+    from metis.zoo.patches_cuda import patches
+
+    rows = patches(x)
+    filters = F.pad(weight.flatten(1), (0, rows.shape[1] - weight[0].numel()))
+    product = rows @ filters.t()
+    return product.view(len(x), *x.shape[2:], len(weight)).permute(0, 3, 1, 2)
 
 
 def cifar_cnn(input_shape: Sequence[int], num_outputs: int, lrn: bool = True) -> nn.Module:
