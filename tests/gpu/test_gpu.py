@@ -1,8 +1,9 @@
-"""What only a GPU can show; skipped where there is none.
+r"""What only a GPU can show; skipped where there is none.
 
 On a machine without our test tools:
 
-    PYTHONPATH=src python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu
+    PYTHONPATH=src python -m pytest -c /dev/null --rootdir . --noconftest \
+        tests/gpu tests/zoo/test_kernels.py
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from metis.config import Config, load
 from metis.core.errors import Interrupted
@@ -27,7 +26,6 @@ from metis.runtime.journal import Record
 from metis.runtime.run import resume, run
 from metis.runtime.session import Result
 from metis.runtime.together import Plan, run_together
-from metis.zoo.lrn import LocalResponseNorm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -178,68 +176,3 @@ def test_runs_computed_together_come_to_the_bytes_of_runs_apart(tmp_path: Path) 
         written = [json.loads(line) for line in (plan.out / "journal.jsonl").open()]
         digests = [r["digest"] for r in written if r["kind"] == "version"]
         assert digests == [r["digest"] for r in result.records if r["kind"] == "version"]
-
-
-@pytest.mark.parametrize(("tf32", "close"), [(False, 1e-5), (True, 1e-3)])
-def test_fused_bias_relu_and_lrn_are_what_they_are_apart(tf32: bool, close: float) -> None:
-    torch.manual_seed(0)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
-        norm = LocalResponseNorm(64).cuda()
-        x, dy = torch.randn(2, 10, 64, 12, 11, device="cuda") * 3
-        bias = torch.randn(64, device="cuda")
-        ours = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
-        theirs = [x.double().requires_grad_(), bias.double().requires_grad_()]
-        y = norm.of_relu(*ours)
-        torch.autograd.backward(y, dy)
-        active = F.relu(theirs[0] + theirs[1][:, None, None])
-        wanted = F.local_response_norm(active, 9, alpha=0.001, beta=0.75, k=1)
-        torch.autograd.backward(wanted, dy.double())
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-    assert float((y - wanted).abs().max()) < close
-    for one, other, scale in zip(ours, theirs, (1, 30), strict=True):  # a bias has many summands
-        assert one.grad is not None
-        assert other.grad is not None
-        assert float((one.grad - other.grad).abs().max()) < close * scale
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_products_of_written_out_patches_are_a_convolution(
-    memory_format: torch.memory_format,
-) -> None:
-    from metis.zoo.patches_cuda import patches
-
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, 24, 23, device="cuda").contiguous(memory_format=memory_format)
-    weight = torch.randn(64, 3, 5, 5, device="cuda", dtype=torch.float64)
-
-    rows = patches(x)
-
-    assert rows.shape == (5 * 24 * 23, 80)
-    assert not rows[:, 75:].any()
-    product = (rows[:, :75].double() @ weight.flatten(1).t()).view(5, 24, 23, 64)
-    wanted = F.conv2d(x.double(), weight, padding=2)
-    assert float((product.permute(0, 3, 1, 2) - wanted).abs().max()) < 1e-9
-
-
-@pytest.mark.parametrize("size", [24, 12, 7, 23])
-def test_fused_pool_is_max_pool(size: int) -> None:
-    from metis.zoo.pool_cuda import FusedPool
-
-    torch.manual_seed(0)
-    x = torch.randn(5, 64, size, size, device="cuda")
-    x[0, 0, 0, 0] = x[0, 0, 0, 1]  # a tie
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y: Tensor = FusedPool.apply(ours)  # type: ignore[no-untyped-call]
-    wanted = F.max_pool2d(theirs, 3, stride=2, ceil_mode=True)
-    dy = torch.randn_like(wanted)
-    torch.autograd.backward(y, dy)
-    torch.autograd.backward(wanted, dy)
-
-    assert theirs.grad is not None
-    assert ours.grad is not None
-    assert torch.equal(y, wanted)
-    assert float((ours.grad - theirs.grad).abs().max()) < 1e-5

@@ -299,6 +299,11 @@ class ControllerProcess:
                 return
         raise AssertionError(f"the controller did not start: {self._log.read_text()[-2000:]}")
 
+    def version(self) -> int:
+        """Return how many versions its journal tells of by now."""
+        journal = (self.state / "journal.jsonl").read_bytes()
+        return journal.count(b'"kind":"version"')
+
     def kill(self) -> None:
         """End it as a power cut would, if it has not ended by itself."""
         assert self.process is not None

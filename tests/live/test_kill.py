@@ -89,8 +89,14 @@ class Survived:
 def killed(
     config: Config, directory: Path, num_kills: int, alive_seconds: float, step_seconds: float
 ) -> Survived:
-    """Run a federation to its end while its controller is killed so many times."""
+    """Run a federation to its end while its controller is killed so many times.
+
+    A life lasts up to `alive_seconds`, less where the machine is so quick that the federation would
+    be over before the last kill.
+    """
     rng = random.Random(f"{config.policy} {num_kills}")
+    assert config.horizon.versions is not None
+    a_share = config.horizon.versions / (num_kills + 1)
     controller = ControllerProcess(directory, config)
     controller.launch()
     controller.wait_until_listening()
@@ -111,7 +117,9 @@ def killed(
             else:
                 if number:
                     controller.wait_until_listening()
-                time.sleep(rng.uniform(0.0, alive_seconds))
+                until = time.monotonic() + rng.uniform(0.0, alive_seconds)
+                while time.monotonic() < until and controller.version() < (number + 1) * a_share:
+                    time.sleep(0.01)
             assert work.is_alive(), f"the federation was over after {number} kills"
             controller.kill()
             controller.launch()

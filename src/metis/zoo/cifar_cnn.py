@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metis.zoo.lrn import HAS_KERNELS, LocalResponseNorm
+from metis.zoo import fused
+from metis.zoo.lrn import LocalResponseNorm
 from metis.zoo.shapes import require_shape
 
 
@@ -46,7 +47,7 @@ class CifarCnn(nn.Module):
         x = self._activated(_pool(_few_channels(x, self.conv1.weight)), self.conv1.bias)
         if self.norm is None:
             x = self._activated(_pool(F.conv2d(x, self.conv2.weight, padding=2)), self.conv2.bias)
-        elif x.is_cuda:
+        elif fused.is_for_kernels(x):
             x = _pool(self._activated(F.conv2d(x, self.conv2.weight, padding=2), self.conv2.bias))
         else:  # where a convolution adds its bias for nothing
             x = _pool(self.norm(F.relu(self.conv2(x))))
@@ -62,7 +63,7 @@ class CifarCnn(nn.Module):
 
 
 def _pool(x: Tensor) -> Tensor:
-    if x.is_cuda and HAS_KERNELS:
+    if fused.is_for_kernels(x):
         from metis.zoo.pool_cuda import FusedPool
 
         y: Tensor = FusedPool.apply(x)  # type: ignore[no-untyped-call]
@@ -77,7 +78,7 @@ def _few_channels(x: Tensor, weight: Tensor) -> Tensor:
     cuDNN has no fast way for three channels, so on a GPU this is one matrix product with every
     patch written out.
     """
-    if not (x.is_cuda and HAS_KERNELS) or x.requires_grad:
+    if not fused.is_for_kernels(x) or x.requires_grad:
         return F.conv2d(x, weight, padding=2)
     from metis.zoo.patches_cuda import patches
 

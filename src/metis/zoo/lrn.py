@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: Whether there is a compiler for kernels of our own, as torch's CUDA builds bring one along.
-HAS_KERNELS = find_spec("triton") is not None
+from metis.zoo import fused
+
 RADIUS, BIAS, ALPHA = 4, 1.0, 0.001 / 9
 
 
@@ -28,8 +26,8 @@ class LocalResponseNorm(nn.Module):
         super().__init__()
         channel = torch.arange(num_channels)
         near = (channel[:, None] - channel[None, :]).abs() <= RADIUS
+        self._has_kernel = num_channels in (16, 32, 64, 128)
         # Not persistent: a constant is no part of the model that learners exchange.
-        self._has_kernel = HAS_KERNELS and num_channels in (16, 32, 64, 128)
         self.register_buffer("band", ALPHA * near.float()[:, :, None, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +36,7 @@ class LocalResponseNorm(nn.Module):
 
     def of_relu(self, x: Tensor, bias: Tensor) -> Tensor:
         """Return what becomes of relu(x + bias), one bias a channel."""
-        if x.is_cuda and x.ndim == 4 and self._has_kernel:
+        if self._has_kernel and x.ndim == 4 and fused.is_for_kernels(x):
             from metis.zoo.lrn_cuda import FusedNorm
 
             band = self.band[:, :, 0, 0]

@@ -1,0 +1,154 @@
+"""The zoo's kernels do what torch's own operations do: on a GPU, or read by Triton's interpreter.
+
+The interpreter runs a kernel's program on numpy arrays, one block after the other. So what a kernel
+computes is tested everywhere; how fast it is, and what a compiler makes of it, only a GPU tells.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from metis.zoo import fused
+from metis.zoo.cifar_cnn import CifarCnn
+from metis.zoo.lrn import LocalResponseNorm
+
+pytestmark = pytest.mark.skipif(not fused.HAS_TRITON, reason="needs Triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNELS = ("lrn_cuda", "patches_cuda", "pool_cuda")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted() -> Iterator[None]:
+    """Have kernels read by the interpreter where there is no GPU.
+
+    Triton must be told before it is imported, which nothing but kernels does.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            patch.setenv("TRITON_INTERPRET", "1")
+        yield
+
+
+def kernels(name: str) -> ModuleType:
+    return importlib.import_module(f"metis.zoo.{name}")
+
+
+def gradients(*leaves: Tensor) -> list[Tensor]:
+    assert all(leaf.grad is not None for leaf in leaves)
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).detach().abs().max())
+
+
+@pytest.fixture(params=[False, True], ids=["ieee", "tf32"])
+def close(request: pytest.FixtureRequest) -> Iterator[float]:
+    """How far results may be off, with and without products of lower precision."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield 1e-3 if request.param else 1e-5
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_fused_bias_relu_and_lrn_are_what_they_are_apart(close: float) -> None:
+    torch.manual_seed(0)
+    norm = LocalResponseNorm(64).to(DEVICE)
+    x, dy = torch.randn(2, 5, 64, 12, 11, device=DEVICE) * 3  # no whole number of blocks
+    bias = torch.randn(64, device=DEVICE)
+    ours = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
+    theirs = [x.double().requires_grad_(), bias.double().requires_grad_()]
+
+    y = kernels("lrn_cuda").FusedNorm.apply(*ours, norm.band[:, :, 0, 0])
+    torch.autograd.backward(y, dy)
+
+    active = F.relu(theirs[0] + theirs[1][:, None, None])
+    wanted = F.local_response_norm(active, 9, alpha=0.001, beta=0.75, k=1)
+    torch.autograd.backward(wanted, dy.double())
+    assert distance(y, wanted) < close
+    for one, other, scale in zip(gradients(*ours), gradients(*theirs), (1, 30), strict=True):
+        assert distance(one, other) < close * scale  # a bias has many summands
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """A model that has gone astray must be seen to have."""
+    x = torch.full((1, 64, 4, 4), float("nan"), device=DEVICE)
+    bias, band = torch.zeros(64, device=DEVICE), LocalResponseNorm(64).band[:, :, 0, 0].to(DEVICE)
+
+    assert kernels("lrn_cuda").FusedNorm.apply(x, bias, band).isnan().all()
+    assert kernels("pool_cuda").FusedPool.apply(x).isnan().all()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_products_of_written_out_patches_are_a_convolution(
+    memory_format: torch.memory_format,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 24, 23, device=DEVICE).contiguous(memory_format=memory_format)
+    weight = torch.randn(64, 3, 5, 5, device=DEVICE, dtype=torch.float64)
+
+    rows = kernels("patches_cuda").patches(x)
+
+    assert rows.shape == (5 * 24 * 23, 80)
+    assert not rows[:, 75:].any()
+    product = (rows[:, :75].double() @ weight.flatten(1).t()).view(5, 24, 23, 64)
+    wanted = F.conv2d(x.double(), weight, padding=2)
+    assert distance(product.permute(0, 3, 1, 2), wanted) < 1e-9
+
+
+@pytest.mark.parametrize("size", [24, 12, 7, 23])
+def test_fused_pool_is_max_pool(size: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 64, size, size, device=DEVICE)
+    x[0, 0, 0, 0] = x[0, 0, 0, 1]  # a tie
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+
+    y: Tensor = kernels("pool_cuda").FusedPool.apply(ours)
+    wanted = F.max_pool2d(theirs, 3, stride=2, ceil_mode=True)
+    dy = torch.randn_like(wanted)
+    torch.autograd.backward(y, dy)
+    torch.autograd.backward(wanted, dy)
+
+    assert torch.equal(y, wanted)
+    (one,), (other,) = gradients(ours), gradients(theirs)
+    assert distance(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("lrn", [True, False])
+def test_the_network_made_of_kernels_is_the_network(
+    lrn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order bias, ReLU, pool and normalisation come there."""
+    torch.manual_seed(0)
+    module = CifarCnn(10, lrn=lrn).to(DEVICE)
+    with torch.no_grad():  # at first most are the same
+        for layer in (module.conv1, module.conv2):
+            assert layer.bias is not None
+            layer.bias.normal_(std=0.5)
+    x = torch.randn(2, 3, 24, 24, device=DEVICE) * 20  # so that normalisation does something
+    towards = torch.randn(2, 10, device=DEVICE)
+
+    def outputs_and_gradients(with_kernels: bool) -> list[Tensor]:
+        monkeypatch.setattr(fused, "is_for_kernels", lambda x: with_kernels)
+        module.zero_grad()
+        outputs = module(x)
+        outputs.backward(towards)
+        return [outputs.detach(), *(grad.clone() for grad in gradients(*module.parameters()))]
+
+    for name in KERNELS:
+        monkeypatch.delitem(sys.modules, f"metis.zoo.{name}", raising=False)
+    ours, theirs = outputs_and_gradients(True), outputs_and_gradients(False)
+
+    used = {name for name in KERNELS if f"metis.zoo.{name}" in sys.modules}
+    assert used == ({*KERNELS} if lrn else {"patches_cuda", "pool_cuda"})
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
