@@ -45,6 +45,23 @@ def test_a_heterogeneous_cell_is_the_papers_federation(tmp_path: Path) -> None:
     assert (config.data.name, config.model.name, config.seed) == ("cifar10", "cifar_cnn", 1990)
 
 
+def test_the_same_federations_can_be_had_with_data_for_a_laptop_under_a_name_of_their_own(
+    tmp_path: Path,
+) -> None:
+    part = (("heterogeneous",), ("powerlaw-3",), ("async-dvw-adaptive",))
+    (paper,) = table1.cells(Setting(tmp_path), Choice(*part))
+    (small,) = table1.cells(Setting(tmp_path), Choice(*part, "fashion_mnist"))
+
+    assert paper == cell(Setting(tmp_path), *(name for (name,) in part))
+    assert small.name == "table1-fashion_mnist/heterogeneous/powerlaw-3/async-dvw-adaptive"
+    ours, theirs = small.config, paper.config
+    assert (ours.data.name, ours.model.name) == ("fashion_mnist", "mlp")
+    assert (ours.groups, ours.costs, ours.horizon) == (theirs.groups, theirs.costs, theirs.horizon)
+    assert ours.train.learning_rate == 0.05
+    with pytest.raises(ConfigError, match="unknown data of table1 'fashion'"):
+        table1.cells(Setting(tmp_path), Choice(data="fashion"))
+
+
 def test_a_cell_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
     usual = cell(Setting(tmp_path), "heterogeneous", "powerlaw-3", "async-dvw")
     asked = cell(Setting(tmp_path, precision="bf16"), "heterogeneous", "powerlaw-3", "async-dvw")

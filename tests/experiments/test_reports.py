@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from metis.experiments import beliefs, check, fig9, sstc, table1, table3
+from metis.experiments import beliefs, check, cost, fig9, sstc, table1, table3
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
 from metis.experiments.outcome import Outcome
@@ -233,8 +233,38 @@ def test_figure_9_counts_models_a_request(tmp_path: Path) -> None:
     assert (tmp_path / "fig9.png").exists()
 
 
+def test_what_accuracy_costs_is_told_by_the_moment_it_was_reached_first(tmp_path: Path) -> None:
+    steps = [0.1, 0.5, 0.7, 0.6, 0.8]
+    curve = [[3_500.0 * at, at, value] for at, value in enumerate(steps)]
+    traffic = [[10 * at, at * 10**9, 4 * at * 10**9, at * 10**6] for at in range(5)]
+    best = outcome("async-dvw", 0.8, curve=curve, traffic=traffic)
+    # Never near the best, and of code that told updates and bytes alone; 5 million samples.
+    early = [row[:3] for row in traffic]
+    poor = outcome("fedasync", 0.2, curve=[[at, v, 0.2] for at, v, _ in curve], traffic=early)
+
+    page = cost.report(put(tmp_path, best, poor), Choice()).text
+
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    told = {line[1]: line[4:7] for line in lines if len(line) == 8}
+    assert told["policy"] == ["until 0.6400", "until 0.7200", "until 0.7600"]
+    assert told["AsyncDVW(na)"] == ["7,000 s, 10.0 GB, 2.0M", *["14,000 s, 20.0 GB, 4.0M"] * 2]
+    assert told["FedAsync"] == ["-"] * 3
+    assert "early code" in page
+    assert [point.samples for point in cost.spent_by(poor)] == [0, 1.25e6, 2.5e6, 3.75e6, 5e6]
+    assert (tmp_path / "cost.png").stat().st_size > 10_000
+
+
+def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
+    curve = [[100.0 * at, at, score] for at, score in enumerate([0.0, 0.3, 0.6, 0.9])]
+    one = outcome("async-dvw", 0.9, curve=curve, traffic=[[0] * 4] * 4, virtual_seconds=10_000.0)
+
+    scores = [round(point.score, 9) for point in cost.spent_by(one)]
+
+    assert scores == [0.0, 0.15, 0.3, 0.6]  # of the last 250 s
+
+
 def test_a_study_without_cells_says_so(tmp_path: Path) -> None:
-    for study in (table1.STUDY, fig9.STUDY, sstc.STUDY, check.STUDY):
+    for study in (table1.STUDY, fig9.STUDY, cost.STUDY, sstc.STUDY, check.STUDY):
         assert "missing" in study.report(Setting(tmp_path), Choice()).text or study is check.STUDY
 
 
@@ -244,8 +274,27 @@ def test_compressed_runs_are_compared_after_as_many_updates_as_the_shortest_has(
 
     curves = sstc.curves_of([dense, stopped])
 
-    assert [len(points) for points in curves.values()] == [2, 2]
-    assert curves["dense"][-1].updates == 10
+    assert [[len(points) for points in seeds] for seeds in curves.values()] == [[2], [2]]
+    assert curves["dense"][0][-1].updates == 10
+
+
+def test_compressed_runs_of_several_seeds_are_told_by_their_mean_and_spread(
+    tmp_path: Path,
+) -> None:
+    mine = {"study": "sstc", "row": "mnist_by_writer", "horizon": "50 rounds"}
+    dense = [
+        outcome("sync-fedavg", score, variant="dense", seed=seed, **mine)
+        for seed, score in ((1990, 0.96), (7, 0.94), (8, 0.98))
+    ]
+    stc = outcome("sync-fedavg", 0.9, variant="stc", **mine)
+
+    page = sstc.report(put(tmp_path, *dense, stc), Choice()).text
+
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    told = {line[1]: line[2:] for line in lines if len(line) == 11}
+    assert told["dense"][1] == "0.9600 ±0.0200 (3 seeds)"
+    assert told["dense"][6] == "-"  # one of them never came to 0.95
+    assert told["stc"][1] == "0.9000"
 
 
 def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_number(

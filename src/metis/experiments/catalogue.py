@@ -5,6 +5,7 @@ from __future__ import annotations
 from metis.experiments import (
     beliefs,
     check,
+    cost,
     fig2,
     fig3,
     fig4,
@@ -30,6 +31,7 @@ STUDIES: dict[str, Study] = {
         fig4.STUDY,
         *figures5to8.STUDIES,
         fig9.STUDY,
+        cost.STUDY,
         sstc.STUDY,
         validation_size.STUDY,
         beliefs.STUDY,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from metis.config import load
@@ -22,7 +23,7 @@ from metis.experiments.pictures import new_figure, plain, write_figure
 from metis.experiments.published import SSTC_ACCURACY
 from metis.experiments.sstc_kernels import look
 from metis.experiments.study import Choice, Report, Study, chosen
-from metis.experiments.words import made_with, markdown_table, write_page
+from metis.experiments.words import made_with, markdown_table, score, write_page
 
 NAME, CLUSTER = "sstc", "writers"
 SHARES = (0.05, 0.125, 0.25, 0.4, 1.0)  # of kernels: the paper's Figure 3c
@@ -137,17 +138,19 @@ def points_of(one: Outcome) -> list[Point]:
     ]
 
 
-def curves_of(found: Sequence[Outcome]) -> dict[str, list[Point]]:
-    """Return the first seed's curves; runs of one kind end where the shortest of them does."""
-    first: dict[str, Outcome] = {}
-    for one in found:
-        first.setdefault(one.variant, one)
-    curves = {name: points_of(first[name]) for name in RUNS if name in first}
+def curves_of(found: Sequence[Outcome]) -> dict[str, list[list[Point]]]:
+    """Return each run's curves, one for each seed; runs of one kind all end where the shortest of
+    them does."""
+    curves = {
+        name: [points_of(one) for one in found if one.variant == name]
+        for name in RUNS
+        if any(one.variant == name for one in found)
+    }
     for kind in ("sync", "async"):
         names = [name for name in curves if RUNS[name][0].startswith(kind)]
-        updates = min((curves[name][-1].updates for name in names), default=0)
+        updates = min((one[-1].updates for name in names for one in curves[name]), default=0)
         for name in names:
-            curves[name] = [point for point in curves[name] if point.updates <= updates]
+            curves[name] = [[p for p in one if p.updates <= updates] for one in curves[name]]
     return curves
 
 
@@ -158,7 +161,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         return write_page(setting.out, NAME, "## SSTC\n\nAll its cells are missing.\n")
     curves = curves_of(found)
     snapshots = {one.variant: one.snapshot_bytes for one in found}
-    lines = [_line(name, points, snapshots[name]) for name, points in curves.items()]
+    lines = [_line(name, seeds, snapshots[name]) for name, seeds in curves.items()]
     heads = (
         "run",
         "updates",
@@ -195,43 +198,55 @@ def _run_of(out: Path, one: Outcome) -> Path:
     return next((path.parent for path in sorted(paths)), out / NAME / "not there")
 
 
-def _line(name: str, points: Sequence[Point], snapshot_bytes: int) -> list[str]:
-    last = points[-1]
-    reached = next((p.bytes_up / 1e6 for p in points if p.accuracy >= TARGET), None)
-    each = last.bytes_up / max(last.updates, 1)
+def _line(name: str, seeds: Sequence[Sequence[Point]], snapshot_bytes: int) -> list[str]:
+    last = [points[-1] for points in seeds]
+    reached = [
+        next((p.bytes_up / 1e6 for p in points if p.accuracy >= TARGET), None) for points in seeds
+    ]
+    each = fmean(point.bytes_up / max(point.updates, 1) for point in last)
     return [
         name,
-        f"{last.updates:,}",
-        f"{last.accuracy:.4f}",
-        f"{max(point.accuracy for point in points):.4f}",
+        f"{last[0].updates:,}",
+        score([point.accuracy for point in last]),
+        score([_best(points) for points in seeds]),
         f"{each:,.0f}",
         f"{snapshot_bytes / each:.1f}" if each else "-",
-        f"{last.bytes_up / 1e6:,.1f}",
-        "-" if reached is None else f"{reached:,.1f}",
-        f"{last.bytes_down / 1e6:,.1f}",
+        f"{fmean(point.bytes_up for point in last) / 1e6:,.1f}",
+        "-" if None in reached else f"{fmean(one for one in reached if one is not None):,.1f}",
+        f"{fmean(point.bytes_down for point in last) / 1e6:,.1f}",
     ]
 
 
-def draw(curves: dict[str, list[Point]], path: Path) -> Path:
+def _best(points: Sequence[Point]) -> float:
+    return max(point.accuracy for point in points)
+
+
+def draw(curves: dict[str, list[list[Point]]], path: Path) -> Path:
+    """Draw means over seeds; where there are several, from the least to the most as a band."""
     figure = new_figure(15, 4.4)
     by_round, by_bytes, by_share = figure.subplots(1, 3)
     for name in ("dense", "int8", "stc", "sstc-0.125", "stc-ef", "sstc-0.125-ef"):
         if name in curves:
-            points = curves[name][1:]
-            scores = [point.accuracy for point in points]
-            by_round.plot([point.version for point in points], scores, label=name)
-            by_bytes.plot([point.bytes_up / 1e6 for point in points], scores, label=name)
+            tests = list(zip(*curves[name], strict=False))[1:]
+            scores = [[point.accuracy for point in seeds] for seeds in tests]
+            rounds = [seeds[0].version for seeds in tests]
+            megabytes = [fmean(point.bytes_up for point in seeds) / 1e6 for seeds in tests]
+            for axes, x in ((by_round, rounds), (by_bytes, megabytes)):
+                (line,) = axes.plot(x, [fmean(each) for each in scores], label=name)
+                if len(curves[name]) > 1:
+                    least, most = [min(each) for each in scores], [max(each) for each in scores]
+                    axes.fill_between(x, least, most, color=line.get_color(), alpha=0.15, lw=0)
     plain(by_round, "round", "test accuracy")
     plain(by_bytes, "megabytes sent up, all learners")
     by_bytes.set_xscale("log")
     if by_round.lines:
         by_round.legend(fontsize=8, frameon=False)
+    # Of the first seed alone, which all of these have.
     shares = [share for share in SHARES if f"sstc-{share:g}" in curves]
-    best = [max(p.accuracy for p in curves[f"sstc-{share:g}"]) for share in shares]
+    best = [_best(curves[f"sstc-{share:g}"][0]) for share in shares]
     by_share.plot([100 * share for share in shares], best, "o-", label="SSTC")
     if "stc" in curves:
-        highest = max(point.accuracy for point in curves["stc"])
-        by_share.axhline(highest, color="grey", linestyle="--", label="STC")
+        by_share.axhline(_best(curves["stc"][0]), color="grey", linestyle="--", label="STC")
     plain(by_share, "kernels kept (%)", "best accuracy")
     by_share.legend(fontsize=8, frameon=False)
     return write_figure(figure, path)

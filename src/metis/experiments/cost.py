@@ -1,0 +1,157 @@
+"""Beyond the paper: what accuracy costs each policy, in time, in bytes moved, in samples trained.
+
+The paper compares policies after the same virtual time. A federation may rather be short of traffic
+(with DVW each update goes to every judge too) or of energy: what devices compute is told as samples
+trained. Drawn from the heterogeneous cells of Table I, or of the same table of other data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from metis.experiments import table1
+from metis.experiments.cells import Cell, Setting
+from metis.experiments.outcome import Outcome, read_outcomes
+from metis.experiments.pictures import LOOKS, new_figure, plain, write_figure
+from metis.experiments.study import Choice, Report, Study, chosen
+from metis.experiments.words import TITLES, made_with, markdown_table, write_page
+
+if TYPE_CHECKING:
+    from matplotlib.lines import Line2D
+
+NAME, CLUSTER = "cost", "heterogeneous"
+ROWS = ("uniform-iid", "powerlaw-iid", "powerlaw-5", "powerlaw-3")
+TARGETS = (0.8, 0.9, 0.95)  # of the best policy's accuracy over the last tenth of the time
+WINDOW = 0.025  # of the virtual time: single models are noisy, so scores are means over so much
+
+WHAT = ("virtual time (s)", "gigabytes moved", "samples trained (M)")
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The mean score of the last models at some moment, and what had been spent by then."""
+
+    score: float
+    seconds: float
+    gigabytes: float  # moved by anybody: to the controller, from it to learners and to judges
+    samples: float
+
+
+def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    rows = choice.rows or (None if setting.scale == "smoke" else ROWS)
+    return table1.cells(setting, Choice((CLUSTER,), rows, choice.policies, choice.data))
+
+
+def spent_by(one: Outcome) -> list[Spent]:
+    """Return what a cell had spent at each of its tests."""
+    window, curve = WINDOW * one.virtual_seconds, one.curve
+    points = []
+    for (now, _, _), sums in zip(curve, one.traffic, strict=True):
+        score = fmean(value for at, _, value in curve if now - window < at <= now)
+        points.append(Spent(score, now, (sums[1] + sums[2]) / 1e9, _samples_by(one, sums)))
+    return points
+
+
+def _samples_by(one: Outcome, sums: Sequence[int]) -> float:
+    if len(sums) > 3:
+        return sums[3]
+    # Early cells tell samples at the end alone: here each update is taken to have cost as many.
+    return one.samples * sums[0] / max(one.traffic[-1][0], 1)
+
+
+def reached(points: Sequence[Spent], score: float) -> Spent | None:
+    """Return what had been spent when a score was reached first."""
+    return next((point for point in points if point.score >= score), None)
+
+
+def report(setting: Setting, choice: Choice) -> Report:
+    grid = table1.grid_of(choice.data)
+    name = NAME if grid is table1.GRID else f"{NAME}-{choice.data}"
+    rows = chosen(choice.rows or ROWS, grid.rows, f"row of {NAME}", grid.more_rows)
+    folder = setting.out / grid.name / CLUSTER
+    found = [one for one in read_outcomes(folder) if one.row in rows and one.traffic]
+    if not found:
+        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
+    parts = [
+        "## What accuracy costs\n",
+        "Virtual seconds, gigabytes moved and samples trained until a policy came to a share of "
+        "what the best of its row has over the last tenth of the time. Scores are means over "
+        f"{WINDOW:.1%} of the time.\n",
+    ]
+    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
+        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
+        parts.append(_table(here))
+    if any(len(one.traffic[-1]) < 4 for one in found):
+        parts.append(
+            "Cells of early code tell how many samples were trained in all, not by when: "
+            "theirs are shared out evenly over their updates.\n"
+        )
+    picture = draw(found, setting.out / f"{name}.png")
+    parts += [f"![accuracy by time, bytes and samples]({picture.name})\n", made_with(found)]
+    return write_page(setting.out, name, "\n".join(parts), [picture])
+
+
+def _table(here: Sequence[Outcome]) -> str:
+    best = max(fmean(one.late_scores()) for one in here)
+    goals = [share * best for share in TARGETS]
+    heads = ("policy", "seed", "last tenth", *(f"until {goal:.4f}" for goal in goals))
+    lines = []
+    for one in sorted(here, key=_place):
+        points = spent_by(one)
+        late = f"{fmean(one.late_scores()):.4f}"
+        until = [_in_words(reached(points, goal)) for goal in goals]
+        lines.append((TITLES[one.policy], str(one.seed), late, *until))
+    shares = ", ".join(f"{share:.0%}" for share in TARGETS)
+    return (
+        f"{here[0].row}, {here[0].horizon}; {shares} of {best:.4f}:\n\n"
+        f"{markdown_table(heads, lines)}"
+    )
+
+
+def _in_words(point: Spent | None) -> str:
+    if point is None:
+        return "-"
+    return f"{point.seconds:,.0f} s, {point.gigabytes:.1f} GB, {point.samples / 1e6:.1f}M"
+
+
+def draw(found: Sequence[Outcome], path: Path) -> Path:
+    rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
+    found = sorted(found, key=_place)
+    figure = new_figure(15, 0.7 + 3.4 * len(rows))
+    lines: dict[str, Line2D] = {}
+    for panels, key in zip(figure.subplots(len(rows), 3, squeeze=False), rows, strict=True):
+        best = 0.0
+        for one in found:
+            if (one.row, one.horizon) != key:
+                continue
+            points = spent_by(one)[1:]  # at first nothing is spent
+            scores = [point.score for point in points]
+            best = max([best, *scores])
+            spent = (
+                [point.seconds for point in points],
+                [point.gigabytes for point in points],
+                [point.samples / 1e6 for point in points],
+            )
+            colour, style = LOOKS[one.policy]
+            for axes, values in zip(panels, spent, strict=True):
+                (line,) = axes.plot(values, scores, color=colour, linestyle=style, linewidth=1.3)
+                lines.setdefault(TITLES[one.policy], line)
+        for axes, what in zip(panels, WHAT, strict=True):
+            plain(axes, what)
+            axes.set_xscale("log")
+            axes.set_ylim(bottom=best / 2)  # what is of no use is not compared
+        panels[0].set_ylabel("test accuracy")
+        panels[0].set_title(", ".join(key), loc="left", fontsize=10)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=max(len(lines), 1))
+    return write_figure(figure, path)
+
+
+def _place(one: Outcome) -> tuple[int, int]:
+    return list(TITLES).index(one.policy), one.seed
+
+
+STUDY = Study(NAME, "what accuracy costs: time, bytes moved, samples trained", cells, report)
