@@ -163,6 +163,20 @@ def test_seeds_that_only_one_policy_has_decide_nothing() -> None:
     )
 
 
+def test_differences_of_several_seeds_are_paired_and_have_a_standard_error() -> None:
+    scores = {"sync-dvw": (0.5, 0.7, 0.9), "sync-fedavg": (0.4, 0.4, 0.7)}
+    (found, *_) = findings(
+        [
+            outcome(policy, score, seed=seed)
+            for policy, of_seeds in scores.items()
+            for seed, score in enumerate(of_seeds)
+        ]
+    )
+
+    # 0.1, 0.3 and 0.2: their standard deviation is 0.1, and 0.1 / sqrt(3) = 0.0577.
+    assert found.why.startswith("0.7000, 0.5000: +0.2000 ±0.0577 (last tenth: +0.2000 ±0.0577")
+
+
 def test_a_gap_of_just_one_point_is_within_one_point() -> None:
     claim = "AsyncDVW(a) best, or within 0.01 of the best"
 
@@ -175,15 +189,20 @@ def test_a_gap_of_just_one_point_is_within_one_point() -> None:
 def test_the_check_keeps_rows_that_are_not_the_papers_apart(tmp_path: Path) -> None:
     ours = [outcome("sync-fedavg", 0.5), outcome("sync-dvw", 0.6)]
     changed = [replace(one, study="table1-by-class") for one in ours]
-    setting = put(tmp_path, *ours, *changed)
+    small = [replace(one, study="table1-fashion_mnist") for one in ours]
+    setting = put(tmp_path, *ours, *changed, *small)
     put(tmp_path / "smoke", outcome("sync-dvw", 0.1, row="powerlaw-5"))
 
     text = check.report(setting, Choice()).text
 
-    first, second = text.split("### The same of rows that are not the paper's")
-    assert "over 2 cells" in first
-    assert "table1-by-class" not in first
-    assert "table1-by-class heterogeneous" in second
+    parts = text.split("\n### ")
+    assert [part.split()[0] for part in parts[1:]] == ["table1-by-class", "table1-fashion_mnist"]
+    for part, study in zip(
+        parts, ("table1", "table1-by-class", "table1-fashion_mnist"), strict=True
+    ):
+        assert "over 2 cells" in part
+        assert f" {study} heterogeneous" in part
+        assert part.count("heterogeneous powerlaw-3") == part.count(f" {study} heterogeneous")
     assert "powerlaw-5" not in text
 
 
