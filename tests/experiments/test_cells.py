@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metis.core.errors import ConfigError
-from metis.experiments import sstc, table1, table2, table3
+from metis.experiments import sstc, table1, table2, table3, validation_size
 from metis.experiments.cells import Cell, Horizon, Setting
 from metis.experiments.published import ACCURACY
 from metis.experiments.study import Choice
@@ -60,6 +60,11 @@ def test_the_same_federations_can_be_had_with_data_for_a_laptop_under_a_name_of_
     assert ours.train.learning_rate == 0.05
     with pytest.raises(ConfigError, match="unknown data of table1 'fashion'"):
         table1.cells(Setting(tmp_path), Choice(data="fashion"))
+
+    sizes = validation_size.cells(Setting(tmp_path), Choice(data="fashion_mnist"))
+    assert {one.study for one in sizes} == {"validation-size-fashion_mnist"}
+    assert {one.config.data.name for one in sizes} == {"fashion_mnist"}
+    assert len({one.name for one in sizes}) == len(sizes) == 4 * 2 + 1
 
 
 def test_a_cell_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:

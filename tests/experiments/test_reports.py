@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from metis.experiments import beliefs, check, cost, fig9, sstc, table1, table3
+from metis.experiments import beliefs, check, cost, fig9, sstc, table1, table3, validation_size
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
 from metis.experiments.outcome import Outcome
@@ -280,6 +280,32 @@ def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
     scores = [round(point.score, 9) for point in cost.spent_by(one)]
 
     assert scores == [0.0, 0.15, 0.3, 0.6]  # of the last 250 s
+
+
+def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
+    tmp_path: Path,
+) -> None:
+    def cell(variant: str, score: float, seed: int = 1990) -> Outcome:
+        late = [[13_000.0, 1, score - 0.1], [14_000.0, 2, score + 0.1]]
+        more = {"study": "validation-size", "variant": variant, "seed": seed}
+        return outcome("async-dvw" if variant else "async-uniform", score, curve=late, **more)
+
+    setting = put(
+        tmp_path,
+        cell("async-dvw-5percent-stratified", 0.5),
+        cell("async-dvw-5percent-stratified", 0.6, seed=7),
+        cell("async-dvw-1percent-random", 0.4),
+        cell("", 0.3),
+    )
+
+    page = validation_size.report(setting, Choice()).text
+
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    told = {line[1]: line[2:4] for line in lines if len(line) == 6}
+    assert told["5 %"] == ["0.5500 ±0.0500 (2 seeds)", "-"]
+    assert told["1 %"] == ["-", "0.4000"]
+    assert "Equal weights, 5 % held out: 0.3000." in page
+    assert (tmp_path / "validation-size.png").stat().st_size > 10_000
 
 
 def test_a_study_without_cells_says_so(tmp_path: Path) -> None:

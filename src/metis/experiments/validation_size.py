@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting, federated_cell
@@ -27,8 +28,14 @@ def variant(percent: int, kind: str) -> str:
     return f"{POLICY}-{percent}percent-{kind}"
 
 
+def name_of(choice: Choice) -> str:
+    """Return the study's name; with other data it has one of its own."""
+    return NAME if table1.grid_of(choice.data) is table1.GRID else f"{NAME}-{choice.data}"
+
+
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
-    rows = chosen(choice.rows or ("powerlaw-3",), table1.GRID.rows, f"row of {NAME}")
+    grid = table1.grid_of(choice.data)
+    rows = chosen(choice.rows or ("powerlaw-3",), grid.rows, f"row of {NAME}")
     chosen(choice.policies, (POLICY, CONTROL), f"policy of {NAME}")
     plans: list[tuple[str, str, dict[str, object]]] = [
         (POLICY, variant(percent, kind), {"fraction": percent / 100, "stratified": stratified})
@@ -39,27 +46,28 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
     return [
         federated_cell(
             setting,
-            NAME,
-            table1.GRID.domain,
+            name_of(choice),
+            grid.domain,
             CLUSTER,
             row,
             policy,
             seed,
-            table1.GRID.horizons[CLUSTER],
-            variant=name,
+            grid.horizons[CLUSTER],
+            variant=kind,
             validation=validation,
         )
         for row in rows
-        for policy, name, validation in plans
+        for policy, kind, validation in plans
         if choice.policies is None or policy in choice.policies
         for seed in setting.seeds
     ]
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    found = read_outcomes(setting.out / NAME)
+    name = name_of(choice)
+    found = read_outcomes(setting.out / name)
     if not found:
-        return write_page(setting.out, NAME, f"## {NAME}\n\nAll its cells are missing.\n")
+        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
     parts = ["## Sensitivity of DVW to the size of the validation set\n"]
     for row in dict.fromkeys(one.row for one in found):
         here = [one for one in found if one.row == row]
@@ -74,18 +82,23 @@ def report(setting: Setting, choice: Choice) -> Report:
         ]
         control = _scores([one for one in here if one.policy == CONTROL], "")
         parts += [
-            f"{row}, AsyncDVW(na), {here[0].horizon}:\n",
+            f"{row}, AsyncDVW(na), {here[0].horizon}; means over the last tenth of the time:\n",
             markdown_table(heads, lines),
             f"Equal weights, 5 % held out: {score(control)}.\n",
         ]
-    picture = draw(found, setting.out / f"{NAME}.png")
+    seeds = {one.seed for one in found}
+    if len(seeds) > 1:
+        parts.append(f"Of {len(seeds)} seeds; bars and the band go from the least to the most.\n")
+    picture = draw(found, setting.out / f"{name}.png")
     parts += [f"![accuracy by share held out]({picture.name})\n"]
     parts += [costs_table(found), made_with(found)]
-    return write_page(setting.out, NAME, "\n".join(parts), [picture])
+    return write_page(setting.out, name, "\n".join(parts), [picture])
 
 
 def _scores(found: Sequence[Outcome], name: str) -> list[float]:
-    return [one.final_score for one in found if one.variant == name and one.final_score is not None]
+    """Return the mean score over the last tenth of the time, for each seed: single models are too
+    noisy to tell one hold-out from another."""
+    return [fmean(one.late_scores()) for one in found if one.variant == name and one.curve]
 
 
 def _held_out(found: Sequence[Outcome], name: str) -> str:
@@ -101,16 +114,26 @@ def draw(found: Sequence[Outcome], path: Path) -> Path:
     for axes, row in zip(figure.subplots(1, len(rows), squeeze=False).ravel(), rows, strict=True):
         here = [one for one in found if one.row == row]
         for colour, kind in zip(COLOURS, KINDS, strict=False):
-            points = [
-                (percent, value)
-                for percent in PERCENTS
-                for value in _scores(here, variant(percent, kind))
-            ]
-            if points:
-                axes.plot(*zip(*points, strict=True), "o-", color=colour, label=kind)
-        for value in _scores([one for one in here if one.policy == CONTROL], ""):
-            axes.axhline(value, color="#777777", linestyle=":", label="equal weights")
-        plain(axes, "held out of each learner's examples (%)", "final test accuracy")
+            by_percent = {percent: _scores(here, variant(percent, kind)) for percent in PERCENTS}
+            there = {percent: scores for percent, scores in by_percent.items() if scores}
+            means = [fmean(scores) for scores in there.values()]
+            below = [mean - min(each) for mean, each in zip(means, there.values(), strict=True)]
+            above = [max(each) - mean for mean, each in zip(means, there.values(), strict=True)]
+            if there:
+                axes.errorbar(
+                    list(there),
+                    means,
+                    (below, above),
+                    fmt="o-",
+                    capsize=3,
+                    color=colour,
+                    label=kind,
+                )
+        control = _scores([one for one in here if one.policy == CONTROL], "")
+        if control:
+            axes.axhspan(min(control), max(control), color="#777777", alpha=0.12, lw=0)
+            axes.axhline(fmean(control), color="#777777", linestyle=":", label="equal weights")
+        plain(axes, "held out of each learner's examples (%)", "test accuracy")
         axes.set_xscale("log")
         axes.set_xticks(PERCENTS, [str(percent) for percent in PERCENTS])
         axes.set_title(row, loc="left", fontsize=10)
