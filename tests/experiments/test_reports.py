@@ -9,6 +9,7 @@ from metis.experiments import beliefs, check, cost, fig9, sstc, table1, table3, 
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
 from metis.experiments.outcome import Outcome
+from metis.experiments.sstc_kernels import look
 from metis.experiments.study import Choice
 from metis.experiments.words import beside, markdown_table, score, write_page
 from tests.experiments.made_up import outcome, put
@@ -323,7 +324,7 @@ def test_compressed_runs_are_compared_after_as_many_updates_as_the_shortest_has(
     assert curves["dense"][0][-1].updates == 10
 
 
-def test_compressed_runs_of_several_seeds_are_told_by_their_mean_and_spread(
+def test_compressed_runs_are_told_by_the_first_seed_and_their_spread_over_all(
     tmp_path: Path,
 ) -> None:
     mine = {"study": "sstc", "row": "mnist_by_writer", "horizon": "50 rounds"}
@@ -336,10 +337,26 @@ def test_compressed_runs_of_several_seeds_are_told_by_their_mean_and_spread(
     page = sstc.report(put(tmp_path, *dense, stc), Choice()).text
 
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    told = {line[1]: line[2:] for line in lines if len(line) == 11}
-    assert told["dense"][1] == "0.9600 ±0.0200 (3 seeds)"
-    assert told["dense"][6] == "-"  # one of them never came to 0.95
-    assert told["stc"][1] == "0.9000"
+    told = {line[1]: line[3:6] for line in lines if len(line) == 12}
+    assert told["dense"] == ["0.9600", "0.9600", "0.9600 ±0.0200 (3 seeds)"]
+    assert told["stc"] == ["0.9000", "0.9000", ""]
+
+
+def test_where_kept_weights_lie_is_shown_again_without_the_models(tmp_path: Path) -> None:
+    setting = put(tmp_path, outcome("sync-fedavg", 0.9, study="sstc", row="mnist_by_writer"))
+    dense = tmp_path / "sstc" / "writers" / "mnist_by_writer" / "dense"
+
+    text, files = look(tmp_path, dense)
+    assert "which is not here" in text
+    assert not files
+
+    for name in ("sstc-fig1.png", "sstc-fig2-first.png", "sstc-fig2-last.png"):
+        (setting.out / name).touch()
+    (setting.out / "sstc-kernels.json").write_text('[["first round", "12", "3", "4", "5", "6"]]')
+
+    text, files = look(tmp_path, dense)
+    assert "| first round | 12 " in text
+    assert len(files) == 4
 
 
 def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_number(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from metis.config import load
@@ -167,6 +166,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         "updates",
         "final",
         "best",
+        "final, of all seeds",
         "bytes each",
         "times smaller",
         "MB up",
@@ -199,21 +199,22 @@ def _run_of(out: Path, one: Outcome) -> Path:
 
 
 def _line(name: str, seeds: Sequence[Sequence[Point]], snapshot_bytes: int) -> list[str]:
-    last = [points[-1] for points in seeds]
-    reached = [
-        next((p.bytes_up / 1e6 for p in points if p.accuracy >= TARGET), None) for points in seeds
-    ]
-    each = fmean(point.bytes_up / max(point.updates, 1) for point in last)
+    """Return what came of the first seed, which all runs have, and the spread over all of them."""
+    points = seeds[0]
+    last = points[-1]
+    reached = next((p.bytes_up / 1e6 for p in points if p.accuracy >= TARGET), None)
+    each = last.bytes_up / max(last.updates, 1)
     return [
         name,
-        f"{last[0].updates:,}",
-        score([point.accuracy for point in last]),
-        score([_best(points) for points in seeds]),
+        f"{last.updates:,}",
+        f"{last.accuracy:.4f}",
+        f"{_best(points):.4f}",
+        score([one[-1].accuracy for one in seeds]) if len(seeds) > 1 else "",
         f"{each:,.0f}",
         f"{snapshot_bytes / each:.1f}" if each else "-",
-        f"{fmean(point.bytes_up for point in last) / 1e6:,.1f}",
-        "-" if None in reached else f"{fmean(one for one in reached if one is not None):,.1f}",
-        f"{fmean(point.bytes_down for point in last) / 1e6:,.1f}",
+        f"{last.bytes_up / 1e6:,.1f}",
+        "-" if reached is None else f"{reached:,.1f}",
+        f"{last.bytes_down / 1e6:,.1f}",
     ]
 
 
@@ -222,26 +223,25 @@ def _best(points: Sequence[Point]) -> float:
 
 
 def draw(curves: dict[str, list[list[Point]]], path: Path) -> Path:
-    """Draw means over seeds; where there are several, from the least to the most as a band."""
+    """Draw the first seed, which all runs have; a band goes from the least to the most of all."""
     figure = new_figure(15, 4.4)
     by_round, by_bytes, by_share = figure.subplots(1, 3)
     for name in ("dense", "int8", "stc", "sstc-0.125", "stc-ef", "sstc-0.125-ef"):
         if name in curves:
-            tests = list(zip(*curves[name], strict=False))[1:]
-            scores = [[point.accuracy for point in seeds] for seeds in tests]
-            rounds = [seeds[0].version for seeds in tests]
-            megabytes = [fmean(point.bytes_up for point in seeds) / 1e6 for seeds in tests]
-            for axes, x in ((by_round, rounds), (by_bytes, megabytes)):
-                (line,) = axes.plot(x, [fmean(each) for each in scores], label=name)
-                if len(curves[name]) > 1:
-                    least, most = [min(each) for each in scores], [max(each) for each in scores]
-                    axes.fill_between(x, least, most, color=line.get_color(), alpha=0.15, lw=0)
+            points = curves[name][0][1:]
+            scores = [point.accuracy for point in points]
+            by_bytes.plot([point.bytes_up / 1e6 for point in points], scores, label=name)
+            rounds = [point.version for point in points]
+            (line,) = by_round.plot(rounds, scores, label=name)
+            if len(curves[name]) > 1:
+                at_once = [[p.accuracy for p in seeds] for seeds in zip(*curves[name], strict=True)]
+                least, most = zip(*((min(each), max(each)) for each in at_once[1:]), strict=True)
+                by_round.fill_between(rounds, least, most, color=line.get_color(), alpha=0.15, lw=0)
     plain(by_round, "round", "test accuracy")
     plain(by_bytes, "megabytes sent up, all learners")
     by_bytes.set_xscale("log")
     if by_round.lines:
         by_round.legend(fontsize=8, frameon=False)
-    # Of the first seed alone, which all of these have.
     shares = [share for share in SHARES if f"sstc-{share:g}" in curves]
     best = [_best(curves[f"sstc-{share:g}"][0]) for share in shares]
     by_share.plot([100 * share for share in shares], best, "o-", label="SSTC")

@@ -1,16 +1,19 @@
 """SSTC's Figures 1 and 2 and its Table I: where the largest changes of one update lie.
 
-One writer trains once from the first community model and once from the last of the dense run.
+One writer trains once from the first community model and once from the last of the dense run. What
+came of it is kept beside the pictures, for those who have the results but not the models.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from metis.codecs.inspect import Matrix, approximations, kernel_matrix, weight_change
 from metis.codecs.sizes import kept, paper_sstc_ratio, paper_stc_ratio
 from metis.config import load
+from metis.core.errors import RunError
 from metis.experiments.pictures import write_figure
 from metis.experiments.published import SSTC_CONVOLUTIONS_SMALLER
 from metis.experiments.words import markdown_table
@@ -20,19 +23,51 @@ from metis.store.weights import file_layout, read_safetensors
 
 SPARSITY, SHARE = 0.01, 0.125
 SPARSITY_OF_FIGURE_1 = 0.001
+KEPT = "sstc-kernels.json"
+WHEN = ("first", "last")
 
 
 def look(out: Path, dense: Path) -> tuple[str, list[Path]]:
     """Return a table and pictures of one update at the start and one at the end."""
+    path = out / KEPT
+    pictures = [out / "sstc-fig1.png", *(out / f"sstc-fig2-{when}.png" for when in WHEN)]
+    if (dense / FINAL).is_file():
+        rows = _measured(dense, pictures)
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    elif path.is_file() and all(picture.is_file() for picture in pictures):
+        try:
+            rows = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} is damaged: {error}") from None
+    else:
+        return "SSTC's Figures 1 and 2 need the dense run's model, which is not here.\n", []
+    heads = (
+        "update",
+        "kept by STC in kernels",
+        "STC, convolutions by formula",
+        "SSTC, convolutions by formula",
+        "STC, real bytes",
+        "SSTC, real bytes",
+    )
+    paper = ", ".join(f"{name} {value:g}x" for name, value in SSTC_CONVOLUTIONS_SMALLER.items())
+    shown = "\n".join(f"![{picture.stem}]({picture.name})" for picture in pictures)
+    return (
+        f"How many times smaller one writer's update gets (the paper: {paper}, convolutions "
+        f"alone):\n\n{markdown_table(heads, rows)}\n{shown}\n",
+        [*pictures, path],
+    )
+
+
+def _measured(dense: Path, pictures: list[Path]) -> list[list[str]]:
+    """Train a writer twice, draw its updates, return a line for each."""
     import numpy as np
 
     from metis.runtime.run import run_or_resume
 
-    if not (dense / FINAL).is_file():
-        return "SSTC's Figures 1 and 2 need the dense run's model, which is not here.\n", []
-    rows, pictures = [], list[Path]()
+    rows = []
     maps: dict[str, Matrix] = {}
-    for when, start in (("first", None), ("last", str((dense / FINAL).absolute()))):
+    starts = (None, str((dense / FINAL).absolute()))
+    for when, start, picture in zip(WHEN, starts, pictures[1:], strict=True):
         config = load(dense / CONFIG)
         config = replace(
             config,
@@ -57,13 +92,13 @@ def look(out: Path, dense: Path) -> tuple[str, list[Path]]:
             kernel_matrix(sstc.sent, second),
             f"{second.name}, {when} round of the dense run",
         )
-        pictures.append(write_figure(figure, out / f"sstc-fig2-{when}.png"))
+        write_figure(figure, picture)
         sparse, _ = approximations(trained, base, layout, SPARSITY_OF_FIGURE_1, SHARE)
         title = f"{convolutions[0].name}, {when} round"
         maps[title] = kernel_matrix(sparse.sent, convolutions[0])
         in_kernels = kept(layout, np.flatnonzero(stc.sent)).in_kernels
         rows.append(
-            (
+            [
                 f"{when} round",
                 f"{in_kernels:,}",
                 f"{paper_stc_ratio(layout, in_kernels):.1f}" if in_kernels else "-",
@@ -71,22 +106,7 @@ def look(out: Path, dense: Path) -> tuple[str, list[Path]]:
                 f"{paper_sstc_ratio(layout, SHARE, 11):.1f})",
                 f"{4 * layout.size / stc.bytes_shortest:.1f}",
                 f"{4 * layout.size / sstc.bytes_shortest:.1f}",
-            )
+            ]
         )
-    figure = kept_updates(maps, "the largest 0.1 % of all changes")
-    pictures.insert(0, write_figure(figure, out / "sstc-fig1.png"))
-    heads = (
-        "update",
-        "kept by STC in kernels",
-        "STC, convolutions by formula",
-        "SSTC, convolutions by formula",
-        "STC, real bytes",
-        "SSTC, real bytes",
-    )
-    paper = ", ".join(f"{name} {value:g}x" for name, value in SSTC_CONVOLUTIONS_SMALLER.items())
-    shown = "\n".join(f"![{path.stem}]({path.name})" for path in pictures)
-    return (
-        f"How many times smaller one writer's update gets (the paper: {paper}, convolutions "
-        f"alone):\n\n{markdown_table(heads, rows)}\n{shown}\n",
-        pictures,
-    )
+    write_figure(kept_updates(maps, "the largest 0.1 % of all changes"), pictures[0])
+    return rows
