@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from metis.experiments import sstc, table1
 from metis.experiments.cells import Cell, Horizon, Setting
 from metis.experiments.outcome import FILE, read_outcome
 from metis.experiments.study import Choice
-from metis.experiments.work import countdown, run_cell
+from metis.experiments.work import countdown, make, run_cell
+from metis.runtime.journal import Listener, Record, read_journal
 from metis.store.claim import claimed
 from tests.experiments.made_up import outcome, put
 
@@ -87,6 +89,28 @@ def _within(seconds: float, holds: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def test_cells_in_processes_of_their_own_are_watched_by_what_they_write(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, "smoke", jobs=2, rounds=1)
+    part = Choice(("homogeneous",), None, ("sync-fedavg", "sync-uniform"))
+    cells = table1.GRID.cells(setting, part)
+    records: dict[str, list[Record]] = {}
+    lines: list[str] = []
+
+    @contextmanager
+    def watch(cell: Cell) -> Iterator[tuple[Listener, ...]]:
+        records[cell.policy] = []
+        yield (records[cell.policy].append,)
+        records[cell.policy].append({"kind": "over"})
+
+    make(cells, setting, lines.append, watch)
+
+    assert set(records) == {"sync-fedavg", "sync-uniform"}
+    for one in cells:
+        journal = one.directory(tmp_path) / "journal.jsonl"
+        assert records[one.policy] == [*read_journal(journal), {"kind": "over"}]
+    assert [line.split()[0] for line in lines] == ["1/2", "2/2"]
 
 
 def test_a_damaged_cell_says_what_to_do(tmp_path: Path) -> None:

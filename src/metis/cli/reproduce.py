@@ -18,6 +18,7 @@ from metis.core.errors import ConfigError, Interrupted, MetisError, RunError, un
 if TYPE_CHECKING:
     from metis.experiments.cells import Cell, Setting
     from metis.experiments.study import Choice, Study
+    from metis.experiments.work import Watch
     from metis.runtime.journal import Listener
 
 commands = typer.Typer()
@@ -157,7 +158,8 @@ def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quie
     cells = study.cells(setting, choice)
     if cells and not report_only:
         try:
-            make(cells, setting, tell, _silent if quiet else _live)
+            with _watching(setting, quiet) as watch:
+                make(cells, setting, tell, watch)
         except MetisError as error:
             stopped = error
     report = study.report(setting, choice)
@@ -166,6 +168,32 @@ def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quie
         tell(f"written: {path}")
     if stopped is not None:
         raise stopped
+
+
+@contextmanager
+def _watching(setting: Setting, quiet: bool) -> Iterator[Watch]:
+    """Give what shows cells while they are made: one at a time, or a line for each."""
+    if quiet:
+        yield _silent
+    elif not setting.side_by_side:
+        yield _live
+    elif not console.is_terminal:
+        yield _silent  # a line when a cell ends is told anyway
+    else:
+        from metis.report.many import ManyView
+
+        with ManyView(console) as view:
+
+            @contextmanager
+            def line_for(cell: Cell) -> Iterator[tuple[Listener, ...]]:
+                title = cell.name.removeprefix(f"{cell.study}/")
+                line = view.listener(title, *cell.config.horizon.limits())
+                try:
+                    yield (line,)
+                finally:
+                    line.remove()
+
+            yield line_for
 
 
 @contextmanager

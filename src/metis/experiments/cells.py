@@ -57,6 +57,11 @@ class Setting:
     stop_after: float | None = None  # real seconds
     restart: bool = False
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether each cell has a process of its own: on a GPU, and where there are several."""
+        return self.jobs > 1 or self.device == "cuda"
+
     def horizon(self, whole: Horizon) -> Horizon:
         """Return a horizon at this scale: a tenth when short, just enough to run when smoke."""
         shrink = {"full": 1.0, "short": 0.1}

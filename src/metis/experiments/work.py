@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,11 +23,13 @@ from metis.config import load
 from metis.core.errors import Interrupted, MetisError, RunError
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import FILE, Outcome, read_outcome, write_outcome
-from metis.runtime.files import CONFIG
+from metis.report.follow import Follower
+from metis.runtime.files import CONFIG, JOURNAL
 from metis.runtime.journal import Listener, Record
 
 LOG = "log.txt"  # what a process of its own said
 INTERRUPTED = 130  # exit status
+_LOOK_SECONDS = 0.5
 
 #: Is told a line of text.
 Tell = Callable[[str], None]
@@ -87,10 +89,9 @@ def make(cells: Sequence[Cell], setting: Setting, tell: Tell, watch: Watch) -> N
         shutil.rmtree(cell.directory(setting.out), ignore_errors=True)
     if not waiting:
         return
-    own_process = setting.jobs > 1 or setting.device == "cuda"
     progress = _Progress(len(waiting), tell)
-    if own_process:
-        _side_by_side(waiting, setting, progress)
+    if setting.side_by_side:
+        _side_by_side(waiting, setting, progress, watch)
     else:
         _one_by_one(waiting, setting, progress, watch)
     progress.close()
@@ -170,11 +171,14 @@ def _one_by_one(cells: Sequence[Cell], setting: Setting, progress: _Progress, wa
                 progress.ended(outcome, cell.name)
 
 
-def _side_by_side(cells: Sequence[Cell], setting: Setting, progress: _Progress) -> None:
+def _side_by_side(
+    cells: Sequence[Cell], setting: Setting, progress: _Progress, watch: Watch
+) -> None:
     going: dict[str, subprocess.Popen[bytes]] = {}
     with _stopping(setting) as stop, ThreadPoolExecutor(setting.jobs) as pool:
         futures = {
-            pool.submit(_in_own_process, cell, setting.out, going, stop): cell for cell in cells
+            pool.submit(_in_own_process, cell, setting.out, going, stop, watch): cell
+            for cell in cells
         }
         told = set[str]()
         waiting: set[Future[int]] = set(futures)
@@ -192,9 +196,16 @@ def _side_by_side(cells: Sequence[Cell], setting: Setting, progress: _Progress) 
 
 
 def _in_own_process(
-    cell: Cell, out: Path, going: dict[str, subprocess.Popen[bytes]], stop: threading.Event
+    cell: Cell,
+    out: Path,
+    going: dict[str, subprocess.Popen[bytes]],
+    stop: threading.Event,
+    watch: Watch,
 ) -> int:
-    """Make a cell in a process of its own; return its exit status."""
+    """Make a cell in a process of its own; return its exit status.
+
+    Whoever watches is told what that process writes to the journal.
+    """
     if stop.is_set():
         return INTERRUPTED
     directory = cell.directory(out)
@@ -209,10 +220,26 @@ def _in_own_process(
         )
         going[cell.name] = process
         try:
-            process.communicate(json.dumps(cell.as_json()).encode())
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:  # its end is told by its status
+                process.stdin.write(json.dumps(cell.as_json()).encode())
+            with watch(cell) as listeners:
+                followers = [Follower(directory / JOURNAL, listener) for listener in listeners]
+                running = True
+                while running:
+                    running = _is_running(process)
+                    for follower in followers:
+                        follower.look()
         finally:
             del going[cell.name]
     return process.returncode
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    """Wait for a while, and return whether a process is still there."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_LOOK_SECONDS)
+    return process.returncode is None
 
 
 def _note(cell: Cell, status: int, out: Path, progress: _Progress) -> None:

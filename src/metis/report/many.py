@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -36,15 +35,13 @@ class ManyView:
     ) -> None:
         self._progress.stop()
 
-    def listener(
-        self, title: str, seconds: float | None, versions: int | None
-    ) -> Callable[[Record], None]:
+    def listener(self, title: str, seconds: float | None, versions: int | None) -> Line:
         """Return what a run is to tell of its records; its limits say when it is done."""
         line = self._progress.add_task(title, total=1.0, status="")
-        return _Line(self._progress, line, seconds, versions)
+        return Line(self._progress, line, seconds, versions)
 
 
-class _Line:
+class Line:
     """One run's line. Renewed with every version and test, not with every record."""
 
     def __init__(
@@ -76,6 +73,9 @@ class _Line:
         if self._versions is not None:
             shares.append(self._version / self._versions)
         self._progress.update(self._line, completed=max(shares), status=self._status())
+
+    def remove(self) -> None:
+        self._progress.remove_task(self._line)
 
     def _status(self) -> str:
         rate = self._tally.samples_trained / max(self._tally.wall_seconds, 1e-3)
