@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from metis.cli.reproduce import _show
 from metis.experiments.catalogue import STUDIES
 from metis.experiments.outcome import read_outcomes
+from metis.experiments.study import Report
 from metis.experiments.table1 import GRID
+from metis.experiments.words import markdown_table
 from tests.command import Metis, assert_refused
 
 
@@ -137,3 +142,25 @@ def test_the_page_about_it_names_everything_there_is(metis: Metis) -> None:
     for name in STUDIES:
         assert name in shown
         assert f"`{name}`" in page or name in ("fig6", "fig7")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_tables_too_wide_for_a_terminal_are_folded_there_and_nowhere_else(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = markdown_table(("policy", "score"), [("sync [dvw]", "0.7 (the paper has 0.6, +0.1)")])
+    wider = markdown_table(("abc", "def", "ghi"), [("12 345 678",) * 3])
+    narrow = markdown_table(("a", "b"), [("1", "2")])
+    paper = io.StringIO()
+    terminal = Console(file=paper, width=30, force_terminal=is_terminal, color_system=None)
+    for module in ("reproduce", "common"):
+        monkeypatch.setattr(f"metis.cli.{module}.console", terminal)
+
+    _show(Report(f"## Title\n\n{wide}\nand\n{wider}\nand\n{narrow}", (Path("page.md"),)))
+
+    said = paper.getvalue()
+    assert narrow in said
+    assert (wide in said) is (wider in said) is not is_terminal
+    assert "sync [dvw]" in said
+    assert "+0.1" in said
+    assert ("(1 lines, too wide for this terminal: see page.md)" in said) is is_terminal

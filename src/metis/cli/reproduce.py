@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from metis.cli.common import Device, Quiet, console, seeds_in, tell
 from metis.cli.runs import note
@@ -17,7 +21,7 @@ from metis.core.errors import ConfigError, Interrupted, MetisError, RunError, un
 
 if TYPE_CHECKING:
     from metis.experiments.cells import Cell, Setting
-    from metis.experiments.study import Choice, Study
+    from metis.experiments.study import Choice, Report, Study
     from metis.experiments.work import Watch
     from metis.runtime.journal import Listener
 
@@ -29,6 +33,7 @@ WHAT = (
     "beliefs|table1-by-class|check|all"
 )
 SCALES = ("full", "short", "smoke")
+_LEGIBLE = 12  # characters that a column needs when its cells are folded
 
 
 @commands.command(
@@ -163,11 +168,30 @@ def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quie
         except MetisError as error:
             stopped = error
     report = study.report(setting, choice)
-    console.print(report.text, markup=False, highlight=False, soft_wrap=True)
+    _show(report)
     for path in report.files:
         tell(f"written: {path}")
     if stopped is not None:
         raise stopped
+
+
+def _show(report: Report) -> None:
+    """Print a page as it is; on a terminal, tables that are too wide for it with folded cells."""
+    for is_table, group in groupby(report.text.splitlines(), key=lambda line: line.startswith("|")):
+        lines = list(group)
+        if not (is_table and console.is_terminal and len(lines[0]) > console.width):
+            console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+            continue
+        heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+        if _LEGIBLE * len(heads) > console.width:
+            tell(f"({len(rows)} lines, too wide for this terminal: see {report.files[0]})")
+            continue
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for head in heads:
+            table.add_column(Text(head), overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
 
 
 @contextmanager
