@@ -123,32 +123,52 @@ def test_fused_pool_is_max_pool(size: int) -> None:
     assert distance(one, other) < 1e-5
 
 
+def network(lrn: bool = True) -> CifarCnn:
+    torch.manual_seed(0)
+    module = CifarCnn(10, lrn=lrn).to(DEVICE)
+    with torch.no_grad():  # those of a new network are all alike
+        for layer in (module.conv1, module.conv2):
+            assert layer.bias is not None
+            layer.bias.normal_(std=0.5)
+    return module
+
+
+def outputs_and_gradients(module: CifarCnn, with_kernels: bool, bf16: bool = False) -> list[Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 24, 24, device=DEVICE) * 20  # so that normalisation does something
+    towards = torch.randn(2, 10, device=DEVICE)
+    module.zero_grad()
+    with pytest.MonkeyPatch.context() as patch, torch.autocast(DEVICE, torch.bfloat16, bf16):
+        patch.setattr(fused, "is_for_kernels", lambda x: with_kernels)
+        outputs = module(x)
+    outputs.float().backward(towards)
+    return [outputs.detach().float(), *(g.clone() for g in gradients(*module.parameters()))]
+
+
 @pytest.mark.parametrize("lrn", [True, False])
 def test_the_network_made_of_kernels_is_the_network(
     lrn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In whatever order bias, ReLU, pool and normalisation come there."""
-    torch.manual_seed(0)
-    module = CifarCnn(10, lrn=lrn).to(DEVICE)
-    with torch.no_grad():  # at first most are the same
-        for layer in (module.conv1, module.conv2):
-            assert layer.bias is not None
-            layer.bias.normal_(std=0.5)
-    x = torch.randn(2, 3, 24, 24, device=DEVICE) * 20  # so that normalisation does something
-    towards = torch.randn(2, 10, device=DEVICE)
-
-    def outputs_and_gradients(with_kernels: bool) -> list[Tensor]:
-        monkeypatch.setattr(fused, "is_for_kernels", lambda x: with_kernels)
-        module.zero_grad()
-        outputs = module(x)
-        outputs.backward(towards)
-        return [outputs.detach(), *(grad.clone() for grad in gradients(*module.parameters()))]
-
+    module = network(lrn)
     for name in KERNELS:
         monkeypatch.delitem(sys.modules, f"metis.zoo.{name}", raising=False)
-    ours, theirs = outputs_and_gradients(True), outputs_and_gradients(False)
+
+    ours, theirs = (outputs_and_gradients(module, with_kernels) for with_kernels in (True, False))
 
     used = {name for name in KERNELS if f"metis.zoo.{name}" in sys.modules}
     assert used == ({*KERNELS} if lrn else {"patches_cuda", "pool_cuda"})
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_with_bf16_kernels_are_as_near_to_the_network_as_torch_is() -> None:
+    module = network()
+    exact, ours, theirs = (
+        outputs_and_gradients(module, with_kernels, bf16)
+        for with_kernels, bf16 in ((False, False), (True, True), (False, True))
+    )
+
+    for wanted, one, other in zip(exact, ours, theirs, strict=True):
+        off, usual = (float((each - wanted).norm() / wanted.norm()) for each in (one, other))
+        assert off < 2 * usual + 0.01
