@@ -14,9 +14,10 @@ help:
 	@echo "make soak   what takes longer: full fuzzing, kill sweeps, storms, strangers, a 3 GB model"
 	@echo "make clean  remove what make made"
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt constraints-dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --constraint constraints-dev.txt \
+		--editable '.[all,dev]'
 	touch $(READY)
 
 demo: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from tests.command import Metis, Outcome
 # Repeatable, and without time limits: on a busy machine a first call takes as long as it takes.
 settings.register_profile("metis", deadline=None, derandomize=True)
 settings.load_profile("metis")
+
+# Where there is no GPU kernels are read by Triton's interpreter. It must be told before anything
+# imports it, as torch does here and there.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metis.core.errors import ConfigError
-from metis.experiments import sstc, table1, table2, table3, validation_size
+from metis.experiments import cost, sstc, table1, table2, table3, validation_size
 from metis.experiments.cells import Cell, Horizon, Setting
 from metis.experiments.published import ACCURACY
 from metis.experiments.study import Choice
@@ -61,6 +61,13 @@ def test_the_same_federations_can_be_had_with_data_for_a_laptop_under_a_name_of_
     with pytest.raises(ConfigError, match="unknown data of table1 'fashion'"):
         table1.cells(Setting(tmp_path), Choice(data="fashion"))
 
+    assert ours.train.momentum == 0.75
+    assert ours.train.batch_size == 100
+
+    (again,) = cost.cells(Setting(tmp_path), Choice(None, *part[1:], "fashion_mnist"))
+    assert again == small
+    rows = {one.row for one in cost.cells(Setting(tmp_path), Choice(data="fashion_mnist"))}
+    assert rows == set(cost.ROWS)
     sizes = validation_size.cells(Setting(tmp_path), Choice(data="fashion_mnist"))
     assert {one.study for one in sizes} == {"validation-size-fashion_mnist"}
     assert {one.config.data.name for one in sizes} == {"fashion_mnist"}
@@ -74,6 +81,12 @@ def test_a_cell_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
     assert (usual.config.precision, asked.config.precision) == ("tf32", "bf16")
     with pytest.raises(ConfigError, match="bf16"):
         cell(Setting(tmp_path, precision="b16"), "heterogeneous", "powerlaw-3", "async-dvw")
+
+
+def test_a_run_of_codecs_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:
+    (one,) = sstc.cells(Setting(tmp_path, precision="bf16"), Choice(policies=("stc",)))
+
+    assert one.config.precision == "bf16"
 
 
 def test_a_homogeneous_cell_has_fast_learners_alone_and_200_rounds(tmp_path: Path) -> None:

@@ -153,8 +153,19 @@ def test_a_cell_made_for_another_horizon_is_not_taken_for_this_one(tmp_path: Pat
     assert finished(cell, tmp_path)
     with pytest.raises(RunError, match="for 20 s, but scale full and 40 s are asked for"):
         finished(replace(cell, horizon=Horizon(seconds=40.0)), tmp_path)
-    with pytest.raises(RunError, match="made with precision tf32, but bf16"):
+    with pytest.raises(RunError, match="made with precision float32, but bf16"):
         finished(replace(cell, config=replace(cell.config, precision="bf16")), tmp_path)
+    # A CPU computes tf32 as float32.
+    assert finished(replace(cell, config=replace(cell.config, precision="float32")), tmp_path)
+
+
+def test_precision_is_told_as_it_was_computed_with() -> None:
+    on_gpu = outcome("async-dvw", 0.5, device="NVIDIA H200, torch 2.11.0+cu130")
+    on_cpu = replace(on_gpu, device="2 cores of AMD EPYC, torch 2.13.0+cpu")
+
+    assert (on_gpu.precision, on_cpu.precision) == ("tf32", "float32")
+    assert replace(on_cpu, about="precision bf16").precision == "bf16"
+    assert replace(on_gpu, about="").precision == "unknown"
 
 
 def test_a_cell_that_cannot_be_made_does_not_keep_others_from_being_made(tmp_path: Path) -> None:

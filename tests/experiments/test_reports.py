@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from metis.core.errors import RunError
 from metis.experiments import beliefs, check, cost, fig9, sstc, table1, table3, validation_size
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
@@ -253,6 +258,18 @@ def test_figure_9_counts_models_a_request(tmp_path: Path) -> None:
     assert (tmp_path / "fig9.png").exists()
 
 
+def told_costs(page: str) -> list[dict[str, list[str]]]:
+    """What each table of a page says, by policy."""
+    tables: list[dict[str, list[str]]] = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if cells[1:2] == ["policy"]:
+            tables.append({})
+        if len(cells) == 7:
+            tables[-1][cells[1]] = cells[2:6]
+    return tables
+
+
 def test_what_accuracy_costs_is_told_by_the_moment_it_was_reached_first(tmp_path: Path) -> None:
     steps = [0.1, 0.5, 0.7, 0.6, 0.8]
     curve = [[3_500.0 * at, at, value] for at, value in enumerate(steps)]
@@ -264,14 +281,28 @@ def test_what_accuracy_costs_is_told_by_the_moment_it_was_reached_first(tmp_path
 
     page = cost.report(put(tmp_path, best, poor), Choice()).text
 
-    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    told = {line[1]: line[4:7] for line in lines if len(line) == 8}
-    assert told["policy"] == ["until 0.6400", "until 0.7200", "until 0.7600"]
-    assert told["AsyncDVW(na)"] == ["7,000 s, 10.0 GB, 2.0M", *["14,000 s, 20.0 GB, 4.0M"] * 2]
-    assert told["FedAsync"] == ["-"] * 3
+    (told,) = told_costs(page)
+    assert told["policy"][1:] == ["until 0.6400", "until 0.7200", "until 0.7600"]
+    assert told["AsyncDVW(na)"][1:] == ["7,000 s, 10.0 GB, 2.0M", *["14,000 s, 20.0 GB, 4.0M"] * 2]
+    assert told["FedAsync"] == ["0.2000", *["-"] * 3]
     assert "early code" in page
     assert [point.samples for point in cost.spent_by(poor)] == [0, 1.25e6, 2.5e6, 3.75e6, 5e6]
     assert (tmp_path / "cost.png").stat().st_size > 10_000
+
+
+def test_costs_of_several_seeds_are_their_mean_and_horizons_are_kept_apart(tmp_path: Path) -> None:
+    def run(seed: int, early: float, horizon: str = "14,000 s") -> Outcome:
+        curve = [[7_000.0, 1, early], [14_000.0, 2, 0.8]]
+        traffic = [[10, 10**9, 10**9, 10**6], [20, 2 * 10**9, 2 * 10**9, 2 * 10**6]]
+        more = {"curve": curve, "traffic": traffic, "horizon": horizon}
+        return outcome("async-dvw", 0.8, seed=seed, **more)
+
+    cells = [run(1, 0.7), run(2, 0.1), run(3, 0.79, "1,400 s")]
+    first, second = told_costs(cost.report(put(tmp_path, *cells), Choice()).text)
+
+    assert first["AsyncDVW(na)"][0] == "0.8000 ±0.0000 (2 seeds)"
+    assert first["AsyncDVW(na)"][1] == "10,500 s, 3.0 GB, 1.5M"  # one at 7,000 s, one at 14,000 s
+    assert second["AsyncDVW(na)"][1] == "7,000 s, 2.0 GB, 1.0M"
 
 
 def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
@@ -280,7 +311,7 @@ def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
 
     scores = [round(point.score, 9) for point in cost.spent_by(one)]
 
-    assert scores == [0.0, 0.15, 0.3, 0.6]  # of the last 250 s
+    assert scores == [0.0, 0.15, 0.3, 0.45]  # of the last 500 s
 
 
 def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
@@ -297,13 +328,14 @@ def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
         cell("async-dvw-5percent-stratified", 0.6, seed=7),
         cell("async-dvw-1percent-random", 0.4),
         cell("", 0.3),
+        replace(cell("async-dvw-5percent-stratified", 0.9, seed=8), horizon="1,400 s"),
     )
 
     page = validation_size.report(setting, Choice()).text
 
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    told = {line[1]: line[2:4] for line in lines if len(line) == 6}
-    assert told["5 %"] == ["0.5500 ±0.0500 (2 seeds)", "-"]
+    told = {line[1]: line[2:4] for line in reversed(lines) if len(line) == 6}
+    assert told["5 %"] == ["0.5500 ±0.0500 (2 seeds)", "-"]  # not with that of another horizon
     assert told["1 %"] == ["-", "0.4000"]
     assert "Equal weights, 5 % held out: 0.3000." in page
     assert (tmp_path / "validation-size.png").stat().st_size > 10_000
@@ -324,39 +356,74 @@ def test_compressed_runs_are_compared_after_as_many_updates_as_the_shortest_has(
     assert curves["dense"][0][-1].updates == 10
 
 
+def compressed(variant: str, score: float, seed: int = 1990, **values: Any) -> Outcome:
+    mine = {"study": "sstc", "row": "mnist_by_writer", "horizon": "50 rounds"}
+    return outcome("sync-fedavg", score, variant=variant, seed=seed, **{**mine, **values})
+
+
 def test_compressed_runs_are_told_by_the_first_seed_and_their_spread_over_all(
     tmp_path: Path,
 ) -> None:
-    mine = {"study": "sstc", "row": "mnist_by_writer", "horizon": "50 rounds"}
-    dense = [
-        outcome("sync-fedavg", score, variant="dense", seed=seed, **mine)
-        for seed, score in ((1990, 0.96), (7, 0.94), (8, 0.98))
+    seeds = {1990: (0.96, 0.93), 7: (0.94, 0.92), 8: (0.98, 0.94)}
+    runs = [
+        compressed(variant, scores[number], seed=seed)
+        for seed, scores in seeds.items()
+        for number, variant in enumerate(("dense", "stc"))
     ]
-    stc = outcome("sync-fedavg", 0.9, variant="stc", **mine)
 
-    page = sstc.report(put(tmp_path, *dense, stc), Choice()).text
+    page = sstc.report(put(tmp_path, *runs, compressed("int8", 0.9)), Choice()).text
 
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    told = {line[1]: line[3:6] for line in lines if len(line) == 12}
-    assert told["dense"] == ["0.9600", "0.9600", "0.9600 ±0.0200 (3 seeds)"]
-    assert told["stc"] == ["0.9000", "0.9000", ""]
+    told = {line[1]: [*line[3:6], line[11]] for line in lines if len(line) == 13}
+    assert told["dense"] == ["1990", "0.9600", "0.9600", "0.9600 ±0.0200 (3 seeds)"]
+    assert told["int8"] == ["1990", "0.9000", "0.9000", ""]
+    # 0.03, 0.02 and 0.04: their standard deviation is 0.01, and 0.01 / sqrt(3) = 0.0058.
+    (pair,) = [line[1:4] for line in lines if len(line) == 6 and line[1] == "dense - stc"]
+    assert pair == ["dense - stc", "3", "+0.0300 ±0.0058"]
+    assert "dense - int8" not in page  # one seed is no spread
+
+
+def test_compressed_runs_of_another_horizon_have_a_table_of_their_own(tmp_path: Path) -> None:
+    dense = compressed("dense", 0.96)
+    short = compressed(
+        "dense", 0.5, seed=7, horizon="5 rounds", curve=dense.curve[:2], traffic=dense.traffic[:2]
+    )
+    untested = compressed("stc", 0.9, curve=[], traffic=[])
+
+    page = sstc.report(put(tmp_path, dense, short, untested), Choice()).text
+
+    assert "mnist_by_writer, 50 rounds, scale full:" in page
+    assert "mnist_by_writer, 5 rounds, scale full:" in page
+    lines = [line.split("|") for line in page.splitlines() if line.startswith("| dense")]
+    assert [(line[2].strip(), line[3].strip()) for line in lines] == [("20", "1990"), ("10", "7")]
 
 
 def test_where_kept_weights_lie_is_shown_again_without_the_models(tmp_path: Path) -> None:
-    setting = put(tmp_path, outcome("sync-fedavg", 0.9, study="sstc", row="mnist_by_writer"))
-    dense = tmp_path / "sstc" / "writers" / "mnist_by_writer" / "dense"
+    one = compressed("dense", 0.9, dataset="mnist_by_writer")
+    dense = tmp_path / "dense"
+    kept = tmp_path / "sstc-kernels.json"
 
-    text, files = look(tmp_path, dense)
+    text, files = look(tmp_path, dense, one)
     assert "which is not here" in text
     assert not files
 
     for name in ("sstc-fig1.png", "sstc-fig2-first.png", "sstc-fig2-last.png"):
-        (setting.out / name).touch()
-    (setting.out / "sstc-kernels.json").write_text('[["first round", "12", "3", "4", "5", "6"]]')
+        (tmp_path / name).touch()
+    rows = [["first round", "12", "3", "4", "5", "6"], ["last round", "1", "2", "3", "4", "5"]]
+    of = ["mnist_by_writer", "full", "50 rounds", 1990]
+    kept.write_text(json.dumps({"of": of, "rows": rows}))
 
-    text, files = look(tmp_path, dense)
+    text, files = look(tmp_path, dense, one)
     assert "| first round | 12 " in text
     assert len(files) == 4
+
+    text, files = look(tmp_path, dense, replace(one, dataset="femnist"))
+    assert "which is not here" in text
+
+    for damaged in ("", "[1]", json.dumps({"of": of, "rows": [["a", "b"]]})):
+        kept.write_text(damaged)
+        with pytest.raises(RunError, match=r"is no measurement of SSTC's kernels.*remove it"):
+            look(tmp_path, dense, one)
 
 
 def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_number(

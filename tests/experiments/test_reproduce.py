@@ -55,6 +55,13 @@ def test_every_table_and_figure_can_be_made_of_generated_data(metis: Metis, tmp_
         (["table1", "--seeds", "one"], ["--seeds 'one': expected numbers with commas"]),
         (["table3", "--data", "emnist"], ["unknown data of table3 'emnist'", "emnist_byclass"]),
         (["sstc", "--policies", "sct"], ["did you mean 'stc'?"]),
+        (["cost", "--cluster", "homogeneous"], ["unknown cluster of cost 'homogeneous'"]),
+        (["cost", "--data", "fashion"], ["unknown data of cost 'fashion'", "fashion_mnist"]),
+        (["validation-size", "--cluster", "x"], ["unknown cluster of validation-size 'x'"]),
+        (["fig9", "--data", "cifar"], ["unknown data of fig9 'cifar'", "cifar10"]),
+        (["fig4", "--data", "mnist"], ["--data: fig4 is made of the paper's data alone"]),
+        (["beliefs", "--data", "mnist"], ["--data: beliefs is made of the paper's data alone"]),
+        (["all", "--data", "mnist"], ["--data goes with one table or figure"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

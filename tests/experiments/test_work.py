@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metis.core.errors import RunError
 from metis.experiments import sstc, table1
 from metis.experiments.cells import Cell, Horizon, Setting
-from metis.experiments.outcome import FILE, read_outcome
+from metis.experiments.outcome import FILE, as_text, read_outcome
 from metis.experiments.study import Choice
 from metis.experiments.work import countdown, make, run_cell
 from metis.runtime.journal import Listener, Record, read_journal
@@ -115,14 +116,22 @@ def test_cells_in_processes_of_their_own_are_watched_by_what_they_write(tmp_path
 
 def test_a_damaged_cell_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / FILE
-    for text in ("", "{}", '{"curve": null}'):
+    whole = json.loads(as_text(outcome("fedasync", 0.5)))
+    damage: list[dict[str, Any]] = [
+        {"curve": None},
+        {"about": None},
+        {"traffic": [[1, 2, 3]]},
+        {"traffic": [[1]] * 3},
+        {"traffic": [[1, 2, "3"]] * 3},
+    ]
+    for text in ("", "{}", *(json.dumps({**whole, **values}) for values in damage)):
         path.write_text(text)
         with pytest.raises(RunError, match="remove it to have the cell made again"):
             read_outcome(path)
 
 
 def test_a_cell_that_was_never_tested_is_drawn_without_its_curve(tmp_path: Path) -> None:
-    untested = replace(outcome("fedasync", 0.0), final_score=None, curve=[])
+    untested = replace(outcome("fedasync", 0.0), final_score=None, curve=[], traffic=[])
     setting = put(tmp_path, outcome("async-dvw", 0.5), untested)
 
     assert "0.5000" in table1.STUDY.report(setting, Choice()).text

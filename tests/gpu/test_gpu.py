@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from metis.runtime.journal import Record
 from metis.runtime.run import resume, run
 from metis.runtime.session import Result
 from metis.runtime.together import Plan, run_together
+from metis.zoo.cifar_cnn import CifarCnn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -120,6 +122,18 @@ def test_two_runs_write_the_same_bytes(model: str, precision: str) -> None:
 
     assert first.weights.tobytes() == second.weights.tobytes()
     assert without_wall(first) == without_wall(second)
+
+
+def test_the_cifar_network_is_computed_by_kernels_of_its_own() -> None:
+    """Without them all results would be as good, and late."""
+    pytest.importorskip("triton")
+    names = [f"metis.zoo.{name}_cuda" for name in ("lrn", "patches", "pool")]
+    for name in names:
+        sys.modules.pop(name, None)
+
+    CifarCnn(10).cuda()(torch.rand(2, 3, 24, 24, device="cuda"))
+
+    assert all(name in sys.modules for name in names)
 
 
 class StopAt:

@@ -1,7 +1,8 @@
 """The zoo's kernels do what torch's own operations do: on a GPU, or read by Triton's interpreter.
 
-The interpreter runs a kernel's program on numpy arrays, one block after the other. So what a kernel
-computes is tested everywhere; how fast it is, and what a compiler makes of it, only a GPU tells.
+The interpreter (see `tests/conftest.py`) runs a kernel's program on numpy arrays, one block after
+the other. So what a kernel computes is tested everywhere; how fast it is, and what a compiler makes
+of it, only a GPU tells.
 """
 
 from __future__ import annotations
@@ -24,18 +25,6 @@ pytestmark = pytest.mark.skipif(not fused.HAS_TRITON, reason="needs Triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = ("lrn_cuda", "patches_cuda", "pool_cuda")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreted() -> Iterator[None]:
-    """Have kernels read by the interpreter where there is no GPU.
-
-    Triton must be told before it is imported, which nothing but kernels does.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if DEVICE == "cpu":
-            patch.setenv("TRITON_INTERPRET", "1")
-        yield
 
 
 def kernels(name: str) -> ModuleType:
@@ -81,11 +70,30 @@ def test_fused_bias_relu_and_lrn_are_what_they_are_apart(close: float) -> None:
 
 def test_what_is_no_number_stays_none() -> None:
     """A model that has gone astray must be seen to have."""
-    x = torch.full((1, 64, 4, 4), float("nan"), device=DEVICE)
-    bias, band = torch.zeros(64, device=DEVICE), LocalResponseNorm(64).band[:, :, 0, 0].to(DEVICE)
+    x = torch.full((1, 64, 4, 4), float("nan"), device=DEVICE, requires_grad=True)
+    bias = torch.zeros(64, device=DEVICE, requires_grad=True)
+    band = LocalResponseNorm(64).band[:, :, 0, 0].to(DEVICE)
 
-    assert kernels("lrn_cuda").FusedNorm.apply(x, bias, band).isnan().all()
+    y = kernels("lrn_cuda").FusedNorm.apply(x, bias, band)
+    y.sum().backward()
+
+    assert y.isnan().all()
+    assert all(gradient.isnan().all() for gradient in gradients(x, bias))
     assert kernels("pool_cuda").FusedPool.apply(x).isnan().all()
+
+
+def test_gradients_of_the_inputs_do_not_take_the_way_that_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, x = network(), torch.randn(1, 3, 24, 24, device=DEVICE)
+    found = []
+    for with_kernels in (True, False):
+        monkeypatch.setattr(fused, "is_for_kernels", lambda x, answer=with_kernels: answer)
+        inputs = x.clone().requires_grad_()
+        module(inputs).sum().backward()
+        found += gradients(inputs)
+
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

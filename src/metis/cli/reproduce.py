@@ -105,6 +105,8 @@ def reproduce(
         raise ConfigError(f"--scale: {unknown('scale', scale, SCALES)}")
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(f"--device: {unknown('device', device, ('cpu', 'cuda'))}")
+    if what == "all" and data is not None:
+        raise ConfigError("--data goes with one table or figure, not with all of them")
     setting = Setting(
         out=out,
         scale=scale,

@@ -104,6 +104,7 @@ BELIEFS = {
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
     """Return the cells of all beliefs; `--policies` and `--rows` leave some out."""
+    choice.must_be_the_papers_data(NAME)
     known = tuple(dict.fromkeys(row for belief in BELIEFS.values() for row in belief.rows))
     rows = chosen(choice.rows, known, f"row of {NAME}")
     asked = tuple(dict.fromkeys(policy for one in BELIEFS.values() for policy in one.policies))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.study import Choice, Report, Study
-from metis.experiments.words import CONTROLS, TITLES, markdown_table, write_page
+from metis.experiments.words import CONTROLS, TITLES, markdown_table, paired, write_page
 
 HOLDS, FAILS, MISSING = "holds", "FAILS", "missing"
 CLOSE = 0.01  # AsyncDVW(a) may be so far below the best
@@ -72,23 +71,11 @@ class Scores:
         return fmean(self.final[policy])
 
     def difference(self, one: str, other: str) -> str:
+        """Return the difference of final scores and, which decides nothing, of the last tenth."""
         final = paired(self.final[one], self.final[other])
-        return f"{final}{self.late_difference(one, other)}"
-
-    def late_difference(self, one: str, other: str) -> str:
-        """Return the difference over the last tenth of the time; it decides nothing."""
-        seeds = len(self.late[one])
-        over = f", over {seeds} seeds" if seeds > 1 else ""
-        return f" (last tenth: {paired(self.late[one], self.late[other])}{over})"
-
-
-def paired(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Return the mean difference; of several seeds, with the standard error of that mean."""
-    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
-    mean = f"{fmean(differences):+.4f}"
-    if len(differences) < 2:
-        return mean
-    return f"{mean} ±{stdev(differences) / math.sqrt(len(differences)):.4f}"
+        late = paired(self.late[one], self.late[other])
+        over = f", over {len(self.late[one])} seeds" if len(self.late[one]) > 1 else ""
+        return f"{final} (last tenth: {late}{over})"
 
 
 def lines_of(found: Sequence[Outcome]) -> list[Line]:
@@ -145,7 +132,7 @@ def _best(line: Line) -> Finding:
     behind = scores.mean(best) - scores.mean(ADAPTIVE)
     why = (
         f"{scores.mean(ADAPTIVE):.4f}; best of {len(others)} others {TITLES[best]} "
-        f"{scores.mean(best):.4f}{scores.late_difference(ADAPTIVE, best)}"
+        f"{scores.mean(best):.4f}: {scores.difference(ADAPTIVE, best)}"
     )
     return Finding(line.where, claim, HOLDS if behind <= CLOSE + _EXACT else FAILS, why)
 
@@ -162,7 +149,7 @@ def _alike(line: Line) -> Finding:
     apart = scores.mean(high) - scores.mean(low)
     why = (
         f"{TITLES[high]} {scores.mean(high):.4f}, {TITLES[low]} {scores.mean(low):.4f}: "
-        f"{apart:.4f} apart{scores.late_difference(high, low)}"
+        f"{scores.difference(high, low)}"
     )
     return Finding(line.where, claim, HOLDS if apart <= ALIKE + _EXACT else FAILS, why)
 
@@ -186,6 +173,7 @@ def controls(found: Sequence[Outcome]) -> str:
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
     """Return nothing: only what is there is looked at."""
+    choice.must_be_the_papers_data("check")
     return []
 
 

@@ -17,8 +17,8 @@ from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.pictures import LOOKS, new_figure, plain, write_figure
-from metis.experiments.study import Choice, Report, Study, chosen
-from metis.experiments.words import TITLES, made_with, markdown_table, write_page
+from metis.experiments.study import Choice, Grid, Report, Study, chosen
+from metis.experiments.words import TITLES, made_with, markdown_table, score, write_page
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAME, CLUSTER = "cost", "heterogeneous"
 ROWS = ("uniform-iid", "powerlaw-iid", "powerlaw-5", "powerlaw-3")
 TARGETS = (0.8, 0.9, 0.95)  # of the best policy's accuracy over the last tenth of the time
-WINDOW = 0.025  # of the virtual time: single models are noisy, so scores are means over so much
+WINDOW = 0.05  # of the virtual time: single models are noisy, so scores are means over so much
 
 WHAT = ("virtual time (s)", "gigabytes moved", "samples trained (M)")
 
@@ -41,7 +41,13 @@ class Spent:
     samples: float
 
 
+def _grid(choice: Choice) -> Grid:
+    return table1.grid_of(choice.data, NAME)
+
+
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    _grid(choice)
+    chosen(choice.clusters, (CLUSTER,), f"cluster of {NAME}")
     rows = choice.rows or (None if setting.scale == "smoke" else ROWS)
     return table1.cells(setting, Choice((CLUSTER,), rows, choice.policies, choice.data))
 
@@ -69,18 +75,22 @@ def reached(points: Sequence[Spent], score: float) -> Spent | None:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    grid = table1.grid_of(choice.data)
-    name = NAME if grid is table1.GRID else f"{NAME}-{choice.data}"
+    grid = _grid(choice)
+    name = NAME + grid.suffix
     rows = chosen(choice.rows or ROWS, grid.rows, f"row of {NAME}", grid.more_rows)
     folder = setting.out / grid.name / CLUSTER
-    found = [one for one in read_outcomes(folder) if one.row in rows and one.traffic]
+    found = [
+        one
+        for one in read_outcomes(folder)
+        if one.row in rows and one.traffic and one.policy in TITLES
+    ]
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
     parts = [
         "## What accuracy costs\n",
         "Virtual seconds, gigabytes moved and samples trained until a policy came to a share of "
         "what the best of its row has over the last tenth of the time. Scores are means over "
-        f"{WINDOW:.1%} of the time.\n",
+        f"{WINDOW:.0%} of the time.\n",
     ]
     for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
         here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
@@ -96,26 +106,38 @@ def report(setting: Setting, choice: Choice) -> Report:
 
 
 def _table(here: Sequence[Outcome]) -> str:
-    best = max(fmean(one.late_scores()) for one in here)
+    policies = {
+        policy: [one for one in here if one.policy == policy]
+        for policy in TITLES
+        if any(one.policy == policy for one in here)
+    }
+    late = {policy: [fmean(one.late_scores()) for one in mine] for policy, mine in policies.items()}
+    best = max(fmean(scores) for scores in late.values())
     goals = [share * best for share in TARGETS]
-    heads = ("policy", "seed", "last tenth", *(f"until {goal:.4f}" for goal in goals))
-    lines = []
-    for one in sorted(here, key=_place):
-        points = spent_by(one)
-        late = f"{fmean(one.late_scores()):.4f}"
-        until = [_in_words(reached(points, goal)) for goal in goals]
-        lines.append((TITLES[one.policy], str(one.seed), late, *until))
+    lines = [
+        (
+            TITLES[policy],
+            score(late[policy]),
+            *(_in_words([reached(spent_by(one), goal) for one in mine]) for goal in goals),
+        )
+        for policy, mine in policies.items()
+    ]
     shares = ", ".join(f"{share:.0%}" for share in TARGETS)
-    return (
-        f"{here[0].row}, {here[0].horizon}; {shares} of {best:.4f}:\n\n"
-        f"{markdown_table(heads, lines)}"
+    return f"{here[0].row}, {here[0].horizon}; {shares} of {best:.4f}:\n\n" + markdown_table(
+        ("policy", "last tenth", *(f"until {goal:.4f}" for goal in goals)), lines
     )
 
 
-def _in_words(point: Spent | None) -> str:
-    if point is None:
+def _in_words(of_seeds: Sequence[Spent | None]) -> str:
+    """Return what was spent in the mean, and how many of several seeds came so far."""
+    there = [point for point in of_seeds if point is not None]
+    if not there:
         return "-"
-    return f"{point.seconds:,.0f} s, {point.gigabytes:.1f} GB, {point.samples / 1e6:.1f}M"
+    seconds = fmean(point.seconds for point in there)
+    gigabytes = fmean(point.gigabytes for point in there)
+    millions = fmean(point.samples for point in there) / 1e6
+    some = "" if len(there) == len(of_seeds) else f" ({len(there)} of {len(of_seeds)} seeds)"
+    return f"{seconds:,.0f} s, {gigabytes:.1f} GB, {millions:.1f}M{some}"
 
 
 def draw(found: Sequence[Outcome], path: Path) -> Path:

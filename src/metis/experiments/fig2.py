@@ -36,6 +36,7 @@ MOST_BYTES = 8_000_000_000  # of resident models; federations that need more are
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
     """Return nothing: it is measured when it is drawn."""
+    choice.must_be_the_papers_data("fig2")
     return []
 
 

@@ -22,18 +22,20 @@ ROWS = ("uniform-iid", "skewed-5", "powerlaw-3")
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    table1.grid_of(choice.data, "fig9")
     rows = choice.rows or (None if setting.scale == "smoke" else ROWS)
-    return table1.GRID.cells(setting, Choice(("heterogeneous",), rows, choice.policies))
+    return table1.cells(setting, Choice(("heterogeneous",), rows, choice.policies, choice.data))
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    grid = table1.GRID
+    grid = table1.grid_of(choice.data, "fig9")
+    name = f"fig9{grid.suffix}"
     rows = chosen(choice.rows or ROWS, grid.rows, "row of fig9", grid.more_rows)
     found = [
-        one for one in read_outcomes(setting.out / "table1" / "heterogeneous") if one.row in rows
+        one for one in read_outcomes(setting.out / grid.name / "heterogeneous") if one.row in rows
     ]
     if not found:
-        return write_page(setting.out, "fig9", "## Figure 9\n\nAll its cells are missing.\n")
+        return write_page(setting.out, name, "## Figure 9\n\nAll its cells are missing.\n")
     lines = [
         (
             one.row,
@@ -59,10 +61,10 @@ def report(setting: Setting, choice: Choice) -> Report:
     )
     text = (
         "## Figure 9: update requests and models exchanged\n\n"
-        f"{markdown_table(heads, lines)}\n![figure 9](fig9.png)\n\n{made_with(found)}"
+        f"{markdown_table(heads, lines)}\n![figure 9]({name}.png)\n\n{made_with(found)}"
     )
-    picture = write_figure(_drawn(found), setting.out / "fig9.png")
-    return write_page(setting.out, "fig9", text, [picture])
+    picture = write_figure(_drawn(found), setting.out / f"{name}.png")
+    return write_page(setting.out, name, text, [picture])
 
 
 def _drawn(found: Sequence[Outcome]) -> Figure:

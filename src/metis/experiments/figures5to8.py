@@ -17,10 +17,11 @@ def _grid(name: str, choice: Choice) -> tuple[Grid, str]:
     """Return the table a figure is made of, and its cluster."""
     match name:
         case "fig5":
-            return table1.GRID, "homogeneous"
+            return table1.grid_of(choice.data, name), "homogeneous"
         case "fig6":
-            return table1.GRID, "heterogeneous"
+            return table1.grid_of(choice.data, name), "heterogeneous"
         case "fig7":
+            choice.must_be_the_papers_data(name)
             return table2.GRID, "heterogeneous"
     return table3.grid_of(choice.data), "heterogeneous"
 
@@ -32,7 +33,7 @@ def _study(name: str, summary: str) -> Study:
 
     def report(setting: Setting, choice: Choice) -> Report:
         grid, cluster = _grid(name, choice)
-        file = name if choice.data is None or name != "fig8" else f"{name}-{choice.data}"
+        file = name + grid.suffix
         title = f"Figure {name[3:]}: {grid.name}, {cluster} cluster, over virtual time"
         found = [one for one in read_outcomes(setting.out / grid.name) if one.cluster == cluster]
         only = replace(grid, policies={cluster: grid.policies[cluster]})

@@ -74,7 +74,9 @@ class Outcome:
     def precision(self) -> str:
         """What products were computed with: a word of the config in words."""
         found = re.search(r"\bprecision (\w+)", self.about)
-        return found[1] if found else "unknown"
+        if found is None:
+            return "unknown"
+        return _precision(found[1], "cpu" if " cores of " in self.device else "cuda")
 
     def score_at(self, seconds: float) -> float | None:
         """Return the score of the last model that was there at a virtual moment."""
@@ -117,6 +119,11 @@ def read_outcome(path: Path) -> Outcome:
         found = Outcome(**{name: value for name, value in values.items() if name in known})
         for at, version, score in found.curve:
             _ = float(at), int(version), float(score)
+        _ = found.precision
+        if found.traffic and len(found.traffic) != len(found.curve):
+            raise ValueError("its traffic and its curve are not of the same tests")
+        for updates, up, down, *samples in found.traffic:
+            _ = updates + up + down + sum(samples)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path} is no cell of a table: {error}; remove it to have the cell made again"
@@ -218,7 +225,7 @@ def in_words(config: Config) -> str:
         *(["full mini-batches alone"] if train.drop_last else []),
         speeds,
         f"costs {config.costs.profile}",
-        f"precision {config.precision}, engine {config.engine}",
+        f"precision {precision_of(config)}, engine {config.engine}",
     ]
     if config.policy.endswith("adaptive"):
         words.append(f"validation cycles: {cycles}")
@@ -228,6 +235,15 @@ def in_words(config: Config) -> str:
         kind = "stratified" if config.validation.stratified else "not stratified"
         words.append(f"{100 * config.validation.fraction:g} % held out, {kind}")
     return "; ".join(words)
+
+
+def precision_of(config: Config) -> str:
+    """Return what products are computed with."""
+    return _precision(config.precision, config.device)
+
+
+def _precision(asked: str, device: str) -> str:
+    return "float32" if asked == "tf32" and device == "cpu" else asked  # a CPU has no tf32
 
 
 class _Staleness:

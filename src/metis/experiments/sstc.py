@@ -8,9 +8,12 @@ instead of 3,400 and 62. Fewer rounds of fewer writers at scale short.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from metis.config import load
@@ -22,7 +25,7 @@ from metis.experiments.pictures import new_figure, plain, write_figure
 from metis.experiments.published import SSTC_ACCURACY
 from metis.experiments.sstc_kernels import look
 from metis.experiments.study import Choice, Report, Study, chosen
-from metis.experiments.words import made_with, markdown_table, score, write_page
+from metis.experiments.words import made_with, markdown_table, paired, score, write_page
 
 NAME, CLUSTER = "sstc", "writers"
 SHARES = (0.05, 0.125, 0.25, 0.4, 1.0)  # of kernels: the paper's Figure 3c
@@ -155,40 +158,25 @@ def curves_of(found: Sequence[Outcome]) -> dict[str, list[list[Point]]]:
 
 def report(setting: Setting, choice: Choice) -> Report:
     data = choice.data or USUAL
-    found = [one for one in read_outcomes(setting.out / NAME) if one.row == data]
+    found = [one for one in read_outcomes(setting.out / NAME) if one.row == data and one.curve]
     if not found:
         return write_page(setting.out, NAME, "## SSTC\n\nAll its cells are missing.\n")
-    curves = curves_of(found)
-    snapshots = {one.variant: one.snapshot_bytes for one in found}
-    lines = [_line(name, seeds, snapshots[name]) for name, seeds in curves.items()]
-    heads = (
-        "run",
-        "updates",
-        "final",
-        "best",
-        "final, of all seeds",
-        "bytes each",
-        "times smaller",
-        "MB up",
-        f"MB up to {TARGET:g}",
-        "MB down",
-    )
-    absent = [name for name in RUNS if name not in curves]
+    parts, pictures = ["## SSTC: accuracy per round and per megabyte\n"], []
+    alike = Counter((one.scale, one.horizon) for one in found)
+    for scale, horizon in alike:
+        here = [one for one in found if (one.scale, one.horizon) == (scale, horizon)]
+        parts.append(f"{data}, {horizon}, scale {scale}:\n\n{_table(here)}{_pairs(here)}")
     published = ", ".join(f"{name} {value:.4f}" for name, value in SSTC_ACCURACY.items())
-    parts = [
-        "## SSTC: accuracy per round and per megabyte\n",
-        markdown_table(heads, lines),
-        f"Missing: {', '.join(absent)}.\n" if absent else "All runs are there.\n",
-        f"The paper, on FEMNIST after 1,000 rounds of 50 learners: {published}. "
-        f"Ours are of {found[0].dataset}, {found[0].horizon}.\n",
-    ]
-    pictures = [draw(curves, setting.out / f"{NAME}.png")]
+    parts.append(f"The paper, on FEMNIST after 1,000 rounds of 50 learners: {published}.\n")
+    ((most, _),) = alike.most_common(1)
+    shown = [one for one in found if (one.scale, one.horizon) == most]
+    pictures.append(draw(curves_of(shown), setting.out / f"{NAME}.png"))
     parts.append(f"![accuracy per round, per megabyte, by share of kernels]({NAME}.png)\n")
-    for one in found:
-        if one.variant == "dense" and one.seed == found[0].seed:
-            text, drawn = look(setting.out, _run_of(setting.out, one))
-            parts.append(text)
-            pictures += drawn
+    dense = [one for one in shown if one.variant == "dense"]
+    if dense:
+        text, drawn = look(setting.out, _run_of(setting.out, dense[0]), dense[0])
+        parts.append(text)
+        pictures += drawn
     parts.append(made_with(found))
     return write_page(setting.out, NAME, "\n".join(parts), pictures)
 
@@ -198,23 +186,68 @@ def _run_of(out: Path, one: Outcome) -> Path:
     return next((path.parent for path in sorted(paths)), out / NAME / "not there")
 
 
-def _line(name: str, seeds: Sequence[Sequence[Point]], snapshot_bytes: int) -> list[str]:
-    """Return what came of the first seed, which all runs have, and the spread over all of them."""
-    points = seeds[0]
+def _table(found: Sequence[Outcome]) -> str:
+    heads = (
+        "run",
+        "updates",
+        "seed",
+        "final",
+        "best",
+        "bytes each",
+        "times smaller",
+        "MB up",
+        f"MB up to {TARGET:g}",
+        "MB down",
+        "final, of all seeds",
+    )
+    curves = curves_of(found)
+    snapshots = {one.variant: one.snapshot_bytes for one in found}
+    seeds = {name: [one.seed for one in found if one.variant == name] for name in curves}
+    lines = [_line(name, seeds[name], curves[name], snapshots[name]) for name in curves]
+    absent = [name for name in RUNS if name not in curves]
+    missing = f"Missing: {', '.join(absent)}." if absent else "All runs are there."
+    return f"{markdown_table(heads, lines)}\n{missing}\n"
+
+
+def _pairs(found: Sequence[Outcome]) -> str:
+    """Return differences between runs that have several seeds in common, if there are such."""
+    scores = {name: {o.seed: o for o in found if o.variant == name} for name in RUNS}
+    lines = []
+    for one, other in itertools.combinations(RUNS, 2):
+        common = sorted(set(scores[one]) & set(scores[other]))
+        if len(common) > 1 and RUNS[one][0] == RUNS[other][0]:
+            ours, theirs = ([scores[name][seed] for seed in common] for name in (one, other))
+            final = paired([o.curve[-1][2] for o in ours], [o.curve[-1][2] for o in theirs])
+            late = paired(
+                [fmean(o.late_scores()) for o in ours], [fmean(o.late_scores()) for o in theirs]
+            )
+            lines.append((f"{one} - {other}", str(len(common)), final, late))
+    if not lines:
+        return ""
+    heads = ("difference", "seeds", "at the end", "over the last tenth")
+    return f"\nOf the same seeds, with standard errors:\n\n{markdown_table(heads, lines)}"
+
+
+def _line(
+    name: str, seeds: Sequence[int], curves: Sequence[Sequence[Point]], snapshot_bytes: int
+) -> list[str]:
+    """Return what came of the first seed, and the spread over all of them."""
+    points = curves[0]
     last = points[-1]
     reached = next((p.bytes_up / 1e6 for p in points if p.accuracy >= TARGET), None)
     each = last.bytes_up / max(last.updates, 1)
     return [
         name,
         f"{last.updates:,}",
+        str(seeds[0]),
         f"{last.accuracy:.4f}",
         f"{_best(points):.4f}",
-        score([one[-1].accuracy for one in seeds]) if len(seeds) > 1 else "",
         f"{each:,.0f}",
         f"{snapshot_bytes / each:.1f}" if each else "-",
         f"{last.bytes_up / 1e6:,.1f}",
         "-" if reached is None else f"{reached:,.1f}",
         f"{last.bytes_down / 1e6:,.1f}",
+        score([one[-1].accuracy for one in curves]) if len(curves) > 1 else "",
     ]
 
 
@@ -223,7 +256,7 @@ def _best(points: Sequence[Point]) -> float:
 
 
 def draw(curves: dict[str, list[list[Point]]], path: Path) -> Path:
-    """Draw the first seed, which all runs have; a band goes from the least to the most of all."""
+    """Draw the first seed; a band goes from the least to the most of all."""
     figure = new_figure(15, 4.4)
     by_round, by_bytes, by_share = figure.subplots(1, 3)
     for name in ("dense", "int8", "stc", "sstc-0.125", "stc-ef", "sstc-0.125-ef"):
@@ -234,9 +267,16 @@ def draw(curves: dict[str, list[list[Point]]], path: Path) -> Path:
             rounds = [point.version for point in points]
             (line,) = by_round.plot(rounds, scores, label=name)
             if len(curves[name]) > 1:
-                at_once = [[p.accuracy for p in seeds] for seeds in zip(*curves[name], strict=True)]
-                least, most = zip(*((min(each), max(each)) for each in at_once[1:]), strict=True)
-                by_round.fill_between(rounds, least, most, color=line.get_color(), alpha=0.15, lw=0)
+                each = [[p.accuracy for p in seeds] for seeds in zip(*curves[name], strict=False)]
+                least, most = [min(scores) for scores in each], [max(scores) for scores in each]
+                by_round.fill_between(
+                    rounds[: len(each) - 1],
+                    least[1:],
+                    most[1:],
+                    color=line.get_color(),
+                    alpha=0.15,
+                    lw=0,
+                )
     plain(by_round, "round", "test accuracy")
     plain(by_bytes, "megabytes sent up, all learners")
     by_bytes.set_xscale("log")

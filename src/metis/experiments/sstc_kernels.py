@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from metis.codecs.inspect import Matrix, approximations, kernel_matrix, weight_change
 from metis.codecs.sizes import kept, paper_sstc_ratio, paper_stc_ratio
 from metis.config import load
 from metis.core.errors import RunError
+from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import write_figure
 from metis.experiments.published import SSTC_CONVOLUTIONS_SMALLER
 from metis.experiments.words import markdown_table
@@ -25,22 +27,25 @@ SPARSITY, SHARE = 0.01, 0.125
 SPARSITY_OF_FIGURE_1 = 0.001
 KEPT = "sstc-kernels.json"
 WHEN = ("first", "last")
+NUM_COLUMNS = 6
 
 
-def look(out: Path, dense: Path) -> tuple[str, list[Path]]:
-    """Return a table and pictures of one update at the start and one at the end."""
+def look(out: Path, dense: Path, one: Outcome) -> tuple[str, list[Path]]:
+    """Return a table and pictures of one update at the start and one at the end.
+
+    `dense` is where the run lies, or lay, that `one` tells of.
+    """
     path = out / KEPT
+    of = [one.dataset, one.scale, one.horizon, one.seed]
     pictures = [out / "sstc-fig1.png", *(out / f"sstc-fig2-{when}.png" for when in WHEN)]
     if (dense / FINAL).is_file():
         rows = _measured(dense, pictures)
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    elif path.is_file() and all(picture.is_file() for picture in pictures):
-        try:
-            rows = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} is damaged: {error}") from None
+        kept = json.dumps({"of": of, "rows": rows}, indent=1)
+        path.write_text(kept + "\n", encoding="utf-8")
     else:
-        return "SSTC's Figures 1 and 2 need the dense run's model, which is not here.\n", []
+        rows = _kept(path, of) if all(file.is_file() for file in (path, *pictures)) else []
+        if not rows:
+            return "SSTC's Figures 1 and 2 need the dense run's model, which is not here.\n", []
     heads = (
         "update",
         "kept by STC in kernels",
@@ -56,6 +61,20 @@ def look(out: Path, dense: Path) -> tuple[str, list[Path]]:
         f"alone):\n\n{markdown_table(heads, rows)}\n{shown}\n",
         [*pictures, path],
     )
+
+
+def _kept(path: Path, of: list[Any]) -> list[list[str]]:
+    """Return what was measured before, if it was of the same run."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        rows = [[str(cell) for cell in row] for row in kept["rows"]]
+        if [len(row) for row in rows] != [NUM_COLUMNS] * len(WHEN):
+            raise ValueError(f"expected {len(WHEN)} rows of {NUM_COLUMNS}")
+        return rows if kept["of"] == of else []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"{path} is no measurement of SSTC's kernels: {error!r}; remove it"
+        ) from None
 
 
 def _measured(dense: Path, pictures: list[Path]) -> list[list[str]]:

@@ -19,6 +19,11 @@ class Choice:
     policies: tuple[str, ...] | None = None
     data: str | None = None
 
+    def must_be_the_papers_data(self, of: str) -> None:
+        """Raise ConfigError if other data is wanted."""
+        if self.data is not None:
+            raise ConfigError(f"--data: {of} is made of the paper's data alone")
+
     def must_be(
         self,
         clusters: tuple[str, ...],
@@ -27,6 +32,7 @@ class Choice:
         of: str,
     ) -> None:
         """Raise ConfigError if anything else is wanted."""
+        self.must_be_the_papers_data(of)
         chosen(self.clusters, clusters, f"cluster of {of}")
         chosen(self.rows, rows, f"row of {of}")
         chosen(self.policies, policies, f"policy of {of}")
@@ -64,6 +70,12 @@ class Grid:
     horizons: Mapping[str, Horizon]
     smoke_row: str
     more_rows: tuple[str, ...] = ()  # made only when they are named
+
+    @property
+    def suffix(self) -> str:
+        """What files are called by that are made of it, where it is of other data: -mnist."""
+        _, hyphen, data = self.name.partition("-")
+        return hyphen + data
 
     def cells(self, setting: Setting, choice: Choice) -> list[Cell]:
         clusters = chosen(choice.clusters, tuple(self.policies), f"cluster of {self.name}")

@@ -42,12 +42,15 @@ GRID = Grid(
 )
 
 
-def grid_of(data: str | None) -> Grid:
-    """Return the table for the data that was asked for; other data has a name of its own."""
+def grid_of(data: str | None, of: str = "table1") -> Grid:
+    """Return the table for the data that was asked for; other data has a name of its own.
+
+    `of` is what the user asked for, which is told if there is no such data.
+    """
     if data is None or data == GRID.domain.name:
         return GRID
     if data not in SMALL:
-        raise ConfigError(unknown("data of table1", data, (GRID.domain.name, *SMALL)))
+        raise ConfigError(unknown(f"data of {of}", data, (GRID.domain.name, *SMALL)))
     # Rates and batches are the paper's, so that it is the data and the network that differ.
     training = {"learning_rate": 0.05, "momentum": 0.75, "batch_size": 100}
     domain = Domain(GRID.domain.name, "mlp", data=data, train=training)
@@ -62,7 +65,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     grid, figures = grid_of(choice.data), {"homogeneous": "fig5", "heterogeneous": "fig6"}
     if grid is GRID:
         return table_report(grid, "Table I: CIFAR-10", figures, setting, grid.name)
-    figures = {cluster: f"{figure}-{choice.data}" for cluster, figure in figures.items()}
+    figures = {cluster: figure + grid.suffix for cluster, figure in figures.items()}
     title = f"Table I's federations on {choice.data}, {grid.domain.model}"
     return table_report(grid, title, figures, setting, NOT_PUBLISHED)
 

@@ -24,6 +24,7 @@ GRID: Grid = replace(
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    choice.must_be_the_papers_data(GRID.name)
     if setting.scale == "smoke":  # the rest is Table I's
         choice = replace(choice, policies=choice.policies or ("sync-fedavg",))
     return GRID.cells(setting, choice)

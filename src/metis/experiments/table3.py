@@ -71,7 +71,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     name = choice.data or "EMNIST ByClass"
     # Another dataset's numbers are not the paper's, and do not stand beside them.
     title, published = f"Table III: {name}, leaf_cnn", "table3" if grid is GRID else NOT_PUBLISHED
-    figure = "fig8" if grid is GRID else f"fig8-{choice.data}"
+    figure = f"fig8{grid.suffix}"
     return table_report(grid, title, {"heterogeneous": figure}, setting, published)
 
 

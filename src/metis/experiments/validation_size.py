@@ -30,11 +30,12 @@ def variant(percent: int, kind: str) -> str:
 
 def name_of(choice: Choice) -> str:
     """Return the study's name; with other data it has one of its own."""
-    return NAME if table1.grid_of(choice.data) is table1.GRID else f"{NAME}-{choice.data}"
+    return NAME + table1.grid_of(choice.data, NAME).suffix
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
-    grid = table1.grid_of(choice.data)
+    grid = table1.grid_of(choice.data, NAME)
+    chosen(choice.clusters, (CLUSTER,), f"cluster of {NAME}")
     rows = chosen(choice.rows or ("powerlaw-3",), grid.rows, f"row of {NAME}")
     chosen(choice.policies, (POLICY, CONTROL), f"policy of {NAME}")
     plans: list[tuple[str, str, dict[str, object]]] = [
@@ -69,8 +70,8 @@ def report(setting: Setting, choice: Choice) -> Report:
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
     parts = ["## Sensitivity of DVW to the size of the validation set\n"]
-    for row in dict.fromkeys(one.row for one in found):
-        here = [one for one in found if one.row == row]
+    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
+        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
         heads = ("held out", *(kind for kind in KINDS), "examples held out")
         lines = [
             (
@@ -82,7 +83,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         ]
         control = _scores([one for one in here if one.policy == CONTROL], "")
         parts += [
-            f"{row}, AsyncDVW(na), {here[0].horizon}; means over the last tenth of the time:\n",
+            f"{row}, AsyncDVW(na), {horizon}; means over the last tenth of the time:\n",
             markdown_table(heads, lines),
             f"Equal weights, 5 % held out: {score(control)}.\n",
         ]
@@ -109,10 +110,10 @@ def _held_out(found: Sequence[Outcome], name: str) -> str:
 
 
 def draw(found: Sequence[Outcome], path: Path) -> Path:
-    rows = list(dict.fromkeys(one.row for one in found))
+    rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
     figure = new_figure(5.2 * len(rows), 3.8)
-    for axes, row in zip(figure.subplots(1, len(rows), squeeze=False).ravel(), rows, strict=True):
-        here = [one for one in found if one.row == row]
+    for axes, key in zip(figure.subplots(1, len(rows), squeeze=False).ravel(), rows, strict=True):
+        here = [one for one in found if (one.row, one.horizon) == key]
         for colour, kind in zip(COLOURS, KINDS, strict=False):
             by_percent = {percent: _scores(here, variant(percent, kind)) for percent in PERCENTS}
             there = {percent: scores for percent, scores in by_percent.items() if scores}
@@ -136,7 +137,7 @@ def draw(found: Sequence[Outcome], path: Path) -> Path:
         plain(axes, "held out of each learner's examples (%)", "test accuracy")
         axes.set_xscale("log")
         axes.set_xticks(PERCENTS, [str(percent) for percent in PERCENTS])
-        axes.set_title(row, loc="left", fontsize=10)
+        axes.set_title(", ".join(key), loc="left", fontsize=10)
         axes.legend(fontsize=8, frameon=False)
     return write_figure(figure, path)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 from metis.core.errors import RunError
 from metis.experiments.outcome import Outcome
@@ -31,6 +33,15 @@ def score(values: Sequence[float]) -> str:
     half_range = (max(values) - min(values)) / 2
     spread = f" ±{half_range:.4f} ({len(values)} seeds)" if len(values) > 1 else ""
     return f"{sum(values) / len(values):.4f}{spread}"
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Return the mean difference; of several seeds, with the standard error of that mean."""
+    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+    mean = f"{fmean(differences):+.4f}"
+    if len(differences) < 2:
+        return mean
+    return f"{mean} ±{stdev(differences) / math.sqrt(len(differences)):.4f}"
 
 
 def beside(values: Sequence[float], published: float | None, comparable: bool) -> str:

@@ -22,7 +22,13 @@ from pathlib import Path
 from metis.config import load
 from metis.core.errors import Interrupted, MetisError, RunError
 from metis.experiments.cells import Cell, Setting
-from metis.experiments.outcome import FILE, Outcome, read_outcome, write_outcome
+from metis.experiments.outcome import (
+    FILE,
+    Outcome,
+    precision_of,
+    read_outcome,
+    write_outcome,
+)
 from metis.report.follow import Follower
 from metis.runtime.files import CONFIG, JOURNAL
 from metis.runtime.journal import Listener, Record
@@ -69,9 +75,9 @@ def finished(cell: Cell, out: Path) -> bool:
             f"{path} was made at scale {there.scale} for {there.horizon}, but scale {cell.scale} "
             f"and {cell.horizon.in_words()} are asked for: choose another --out"
         )
-    if there.precision != cell.config.precision:
+    if there.precision != precision_of(cell.config):
         raise RunError(
-            f"{path} was made with precision {there.precision}, but {cell.config.precision} is "
+            f"{path} was made with precision {there.precision}, but {precision_of(cell.config)} is "
             "asked for: choose another --out"
         )
     return True

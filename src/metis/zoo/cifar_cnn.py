@@ -76,7 +76,7 @@ def _few_channels(x: Tensor, weight: Tensor) -> Tensor:
     """Convolve images with 5x5 filters, "same" padding.
 
     cuDNN has no fast way for three channels, so on a GPU this is one matrix product with every
-    patch written out.
+    patch written out, where there is Triton to do so.
     """
     if not fused.is_for_kernels(x) or x.requires_grad:
         return F.conv2d(x, weight, padding=2)

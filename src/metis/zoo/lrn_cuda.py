@@ -64,7 +64,7 @@ def _backward(
     direct = dy * root * tl.sqrt(root)
     # d base^-0.75 / dx = -0.75 base^-1.75 * 2 band x, and the band is symmetric.
     across = tl.dot(direct * x / base, band, input_precision=precision)
-    dx = tl.where(x > 0, direct - 1.5 * x * across, 0.0)
+    dx = tl.where(x <= 0, 0.0, direct - 1.5 * x * across)  # here too
     tl.store(dx_at + at, dx, mask=inside)
     # A sum for each program, added up afterwards: always in the same order.
     tl.store(dbias_at + tl.program_id(0) * width + channel, tl.sum(dx, axis=0))
