@@ -94,8 +94,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        seed = "" if self.seed == paper.SEED else f"-seed{self.seed}"
-        return f"{self.study}/{self.cluster}/{self.row}/{self.variant or self.policy}{seed}"
+        name = seeded(self.variant or self.policy, self.seed)
+        return f"{self.study}/{self.cluster}/{self.row}/{name}"
 
     def directory(self, out: Path) -> Path:
         return out / self.name
@@ -114,6 +114,11 @@ class Cell:
             "variant": self.variant,
             "config": dump(self.config),
         }
+
+
+def seeded(name: str, seed: int) -> str:
+    """Return a name that tells of the seed, unless it is the papers'."""
+    return name if seed == paper.SEED else f"{name}-seed{seed}"
 
 
 def cell_from_json(values: dict[str, Any], config: Config) -> Cell:

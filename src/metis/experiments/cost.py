@@ -27,7 +27,6 @@ NAME, CLUSTER = "cost", "heterogeneous"
 ROWS = ("uniform-iid", "powerlaw-iid", "powerlaw-5", "powerlaw-3")
 TARGETS = (0.8, 0.9, 0.95)  # of the best policy's accuracy over the last tenth of the time
 WINDOW = 0.05  # of the virtual time: single models are noisy, so scores are means over so much
-
 WHAT = ("virtual time (s)", "gigabytes moved", "samples trained (M)")
 
 

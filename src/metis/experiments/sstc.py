@@ -18,7 +18,7 @@ from typing import Any
 
 from metis.config import load
 from metis.data.sources import SOURCES, cache_directory
-from metis.experiments.cells import Cell, Horizon, Setting
+from metis.experiments.cells import Cell, Horizon, Setting, seeded
 from metis.experiments.generated import NUM_OWNERS, generated_file
 from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.pictures import new_figure, plain, write_figure
@@ -158,7 +158,7 @@ def curves_of(found: Sequence[Outcome]) -> dict[str, list[list[Point]]]:
 
 def report(setting: Setting, choice: Choice) -> Report:
     data = choice.data or USUAL
-    found = [one for one in read_outcomes(setting.out / NAME) if one.row == data and one.curve]
+    found = [one for one in read_outcomes(setting.out / NAME) if one.row == data and one.traffic]
     if not found:
         return write_page(setting.out, NAME, "## SSTC\n\nAll its cells are missing.\n")
     parts, pictures = ["## SSTC: accuracy per round and per megabyte\n"], []
@@ -174,16 +174,16 @@ def report(setting: Setting, choice: Choice) -> Report:
     parts.append(f"![accuracy per round, per megabyte, by share of kernels]({NAME}.png)\n")
     dense = [one for one in shown if one.variant == "dense"]
     if dense:
-        text, drawn = look(setting.out, _run_of(setting.out, dense[0]), dense[0])
+        text, drawn = look(setting.out, _directory(setting.out, dense[0]), dense[0])
         parts.append(text)
         pictures += drawn
     parts.append(made_with(found))
     return write_page(setting.out, NAME, "\n".join(parts), pictures)
 
 
-def _run_of(out: Path, one: Outcome) -> Path:
-    paths = (out / NAME / one.cluster / one.row).glob(f"{one.variant}*/config.toml")
-    return next((path.parent for path in sorted(paths)), out / NAME / "not there")
+def _directory(out: Path, one: Outcome) -> Path:
+    """Return where the run of a cell lies, if it is still there."""
+    return out / NAME / one.cluster / one.row / seeded(one.variant, one.seed)
 
 
 def _table(found: Sequence[Outcome]) -> str:
