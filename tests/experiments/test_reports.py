@@ -212,6 +212,15 @@ def test_the_check_keeps_rows_that_are_not_the_papers_apart(tmp_path: Path) -> N
     assert "powerlaw-5" not in text
 
 
+def test_the_check_of_other_data_alone_says_that_the_papers_is_missing(tmp_path: Path) -> None:
+    setting = put(tmp_path, outcome("sync-dvw", 0.5, study="table1-mnist"))
+
+    text = check.report(setting, Choice()).text
+
+    assert "No cell of the paper's tables is there." in text
+    assert text.count("over 1 cells") == 1
+
+
 def test_policies_on_uniform_rows_must_be_alike_but_for_fedasync() -> None:
     claim = "FedAvg and DVW within 0.02 of each other"
     row = {"row": "uniform-3"}

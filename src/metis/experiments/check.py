@@ -190,7 +190,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         "Final scores decide, means over the seeds that all have; beside them stands the "
         "difference over the last tenth of the time, since single models are noisy. Of several "
         "seeds differences are told with their standard error.\n",
-        _listed(ours),
+        _listed(ours) if ours else "No cell of the paper's tables is there.\n",
     ]
     for study, words in others.items():
         mine = [one for one in found if one.study == study]
