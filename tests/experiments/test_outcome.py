@@ -16,7 +16,7 @@ from metis.experiments.cells import Cell, Horizon, Setting, cell_from_json
 from metis.experiments.outcome import as_text, read_outcome, read_outcomes
 from metis.experiments.work import finished, make, run_cell
 from metis.runtime.journal import Record
-from tests.experiments.made_up import outcome
+from tests.experiments.made_up import outcome, put
 
 
 def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:
@@ -85,6 +85,15 @@ def test_rows_are_read_in_the_order_of_the_paper(tmp_path: Path) -> None:
         (tmp_path / row / "cell.json").write_text(as_text(outcome("async-dvw", 0.5, row=row)))
 
     assert [one.row for one in read_outcomes(tmp_path)] == rows
+
+
+def test_seeds_are_read_in_their_order_but_for_the_papers_which_comes_first(
+    tmp_path: Path,
+) -> None:
+    seeds = [(policy, seed) for policy in ("async-dvw", "fedasync") for seed in (1990, 7, 12)]
+    put(tmp_path, *(outcome(policy, 0.5, seed=seed) for policy, seed in reversed(seeds)))
+
+    assert [(one.policy, one.seed) for one in read_outcomes(tmp_path)] == seeds
 
 
 def test_a_file_that_is_no_cell_is_refused_with_its_name(tmp_path: Path) -> None:

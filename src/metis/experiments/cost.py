@@ -136,7 +136,8 @@ def _in_words(of_seeds: Sequence[Spent | None]) -> str:
     gigabytes = fmean(point.gigabytes for point in there)
     millions = fmean(point.samples for point in there) / 1e6
     some = "" if len(there) == len(of_seeds) else f" ({len(there)} of {len(of_seeds)} seeds)"
-    return f"{seconds:,.0f} s, {gigabytes:.1f} GB, {millions:.1f}M{some}"
+    moved = f"{gigabytes:.1f} GB" if gigabytes >= 1 else f"{1000 * gigabytes:.0f} MB"
+    return f"{seconds:,.0f} s, {moved}, {millions:.1f}M{some}"
 
 
 def draw(found: Sequence[Outcome], path: Path) -> Path:

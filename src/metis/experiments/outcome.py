@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metis import paper
 from metis.config import Config, dump, load
 from metis.core.errors import RunError
 from metis.experiments.cells import Cell
@@ -132,12 +133,19 @@ def read_outcome(path: Path) -> Outcome:
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
-    """Return every finished cell below a folder, rows in the paper's order, then by name."""
-    found = [read_outcome(path) for path in sorted(folder.rglob(FILE))]
-    return sorted(found, key=lambda one: (one.study, one.cluster, _place(one.row)))
+    """Return every finished cell below a folder, rows in the paper's order, then by name.
+
+    Of several seeds the papers' comes first.
+    """
+    return sorted((read_outcome(path) for path in sorted(folder.rglob(FILE))), key=_place)
 
 
-def _place(row: str) -> tuple[int, int]:
+def _place(one: Outcome) -> tuple[Any, ...]:
+    seed = (one.seed != paper.SEED, one.seed)
+    return one.study, one.cluster, _place_of_row(one.row), one.policy, one.variant, seed
+
+
+def _place_of_row(row: str) -> tuple[int, int]:
     """Return where a row stands: the more alike learners are, the earlier."""
     sizes, _, classes = row.partition("-")
     order = ("uniform", "skewed", "powerlaw", "geometric")
