@@ -314,6 +314,20 @@ def test_costs_of_several_seeds_are_their_mean_and_horizons_are_kept_apart(tmp_p
     assert second["AsyncDVW(na)"][1] == "7,000 s, 2.0 GB, 1.0M"
 
 
+def test_costs_of_several_seeds_are_drawn_as_their_mean_where_all_of_them_were() -> None:
+    def run(scores: list[float], gigabytes: list[float]) -> list[cost.Spent]:
+        return [cost.Spent(s, 1.0, g, 1.0) for s, g in zip(scores, gigabytes, strict=True)]
+
+    runs = [run([0.2, 0.4], [1.0, 4.0]), run([0.4, 0.8], [2.0, 4.0])]
+
+    x, y = cost._mean_curve(runs, "gigabytes moved")
+    assert x == pytest.approx([2.0, 4.0])
+    # At 2 GB the first is a third of its way from 0.2 to 0.4.
+    assert y == pytest.approx([(0.2 + 0.2 / 3 + 0.4) / 2, 0.6])
+    assert cost._mean_curve(runs[:1], "gigabytes moved") == ([1.0, 4.0], [0.2, 0.4])
+    assert cost._mean_curve([], "gigabytes moved") == ([], [])
+
+
 def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
     curve = [[100.0 * at, at, score] for at, score in enumerate([0.0, 0.3, 0.6, 0.9])]
     one = outcome("async-dvw", 0.9, curve=curve, traffic=[[0] * 4] * 4, virtual_seconds=10_000.0)

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 3
+_MOMENTS = 400  # at which the mean of several seeds is taken
 _LEFT, _WIDTH, _HEIGHT, _LABELS = 0.68, 0.3, 0.3, 0.06  # of an inset, as shares of its panel
 
 
 def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
-    """Draw every cell, and who holds what as an inset. Several seeds are several thin lines."""
+    """Draw every policy, and who holds what as an inset.
+
+    Several seeds are their mean, in a band from the least to the most of them.
+    """
     rows = list(dict.fromkeys(one.row for one in found))
     order = list(TITLES)
     found = sorted(found, key=lambda one: order.index(one.policy))
@@ -44,29 +48,25 @@ def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
             if label not in labels:
                 handles.append(handle)
                 labels.append(label)
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels) or 1))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(2 * columns, 4))
     figure.suptitle(textwrap.fill(title, 22 * columns + 33), fontsize=11)
     return write_figure(figure, path)
 
 
 def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
-    named = set[str]()
-    for one in found:
-        colour, style = LOOKS[one.policy]
-        several = sum(other.policy == one.policy for other in found) > 1
-        at = [*(point[0] for point in one.curve), one.virtual_seconds]
-        scores = [point[2] for point in one.curve]
-        if not scores:  # it was never tested
+    for policy in dict.fromkeys(one.policy for one in found):
+        mine = [one for one in found if one.policy == policy and one.curve]
+        if not mine:  # it was never tested
             continue
-        axes.plot(
-            at,
-            [*scores, *scores[-1:]],
-            color=colour,
-            linestyle=style,
-            linewidth=0.7 if several else 1.2,
-            label=None if one.policy in named else TITLES[one.policy],
-        )
-        named.add(one.policy)
+        colour, style = LOOKS[policy]
+        at = np.array([*(point[0] for point in mine[0].curve), mine[0].virtual_seconds])
+        scores = np.array([point[2] for point in (*mine[0].curve, mine[0].curve[-1])])
+        if len(mine) > 1:
+            at = np.linspace(0.0, min(one.virtual_seconds for one in mine), _MOMENTS)
+            each = np.array([[one.score_at(moment) or np.nan for moment in at] for one in mine])
+            scores = each.mean(axis=0)
+            axes.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.1, linewidth=0)
+        axes.plot(at, scores, color=colour, linestyle=style, linewidth=1.2, label=TITLES[policy])
 
 
 def _inset(axes: Axes, one: Outcome) -> None:

@@ -7,11 +7,13 @@ trained. Drawn from the heterogeneous cells of Table I, or of the same table of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
@@ -27,7 +29,6 @@ NAME, CLUSTER = "cost", "heterogeneous"
 ROWS = ("uniform-iid", "powerlaw-iid", "powerlaw-5", "powerlaw-3")
 TARGETS = (0.8, 0.9, 0.95)  # of the best policy's accuracy over the last tenth of the time
 WINDOW = 0.05  # of the virtual time: single models are noisy, so scores are means over so much
-WHAT = ("virtual time (s)", "gigabytes moved", "samples trained (M)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class Spent:
     seconds: float
     gigabytes: float  # moved by anybody: to the controller, from it to learners and to judges
     samples: float
+
+
+SPENT: dict[str, Callable[[Spent], float]] = {
+    "virtual time (s)": lambda point: point.seconds,
+    "gigabytes moved": lambda point: point.gigabytes,
+    "samples trained (M)": lambda point: point.samples / 1e6,
+}
 
 
 def _grid(choice: Choice) -> Grid:
@@ -141,28 +149,24 @@ def _in_words(of_seeds: Sequence[Spent | None]) -> str:
 
 
 def draw(found: Sequence[Outcome], path: Path) -> Path:
+    """Draw every policy; several seeds are their mean."""
     rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
-    found = sorted(found, key=_place)
     figure = new_figure(15, 0.7 + 3.4 * len(rows))
     lines: dict[str, Line2D] = {}
     for panels, key in zip(figure.subplots(len(rows), 3, squeeze=False), rows, strict=True):
         best = 0.0
-        for one in found:
-            if (one.row, one.horizon) != key:
-                continue
-            points = spent_by(one)[1:]  # at first nothing is spent
-            scores = [point.score for point in points]
-            best = max([best, *scores])
-            spent = (
-                [point.seconds for point in points],
-                [point.gigabytes for point in points],
-                [point.samples / 1e6 for point in points],
-            )
-            colour, style = LOOKS[one.policy]
-            for axes, values in zip(panels, spent, strict=True):
-                (line,) = axes.plot(values, scores, color=colour, linestyle=style, linewidth=1.3)
-                lines.setdefault(TITLES[one.policy], line)
-        for axes, what in zip(panels, WHAT, strict=True):
+        here = [one for one in found if (one.row, one.horizon) == key]
+        for policy in (policy for policy in TITLES if any(one.policy == policy for one in here)):
+            every = [spent_by(one) for one in here if one.policy == policy]
+            begun = [[point for point in points if point.samples > 0] for points in every]
+            runs = [points for points in begun if points]
+            for axes, spent in zip(panels, SPENT, strict=True):
+                x, y = _mean_curve(runs, spent)
+                colour, style = LOOKS[policy]
+                (line,) = axes.plot(x, y, color=colour, linestyle=style, linewidth=1.3)
+                lines.setdefault(TITLES[policy], line)
+                best = max([best, *y])
+        for axes, what in zip(panels, SPENT, strict=True):
             plain(axes, what)
             axes.set_xscale("log")
             axes.set_ylim(bottom=best / 2)  # what is of no use is not compared
@@ -172,8 +176,16 @@ def draw(found: Sequence[Outcome], path: Path) -> Path:
     return write_figure(figure, path)
 
 
-def _place(one: Outcome) -> tuple[int, int]:
-    return list(TITLES).index(one.policy), one.seed
+def _mean_curve(runs: Sequence[Sequence[Spent]], what: str) -> tuple[list[float], list[float]]:
+    """Return what was spent and the scores it bought: the mean of runs, where all of them were."""
+    spent = [[SPENT[what](point) for point in points] for points in runs]
+    scores = [[point.score for point in points] for points in runs]
+    if len(runs) < 2:
+        return (spent[0], scores[0]) if runs else ([], [])
+    first, last = max(x[0] for x in spent), min(x[-1] for x in spent)
+    at = np.geomspace(first, max(first, last), len(spent[0]))
+    each = [np.interp(at, x, y) for x, y in zip(spent, scores, strict=True)]
+    return at.tolist(), np.mean(each, axis=0).tolist()
 
 
 STUDY = Study(NAME, "what accuracy costs: time, bytes moved, samples trained", cells, report)
