@@ -350,6 +350,8 @@ def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
         cell("async-dvw-5percent-stratified", 0.5),
         cell("async-dvw-5percent-stratified", 0.6, seed=7),
         cell("async-dvw-1percent-random", 0.4),
+        cell("async-dvw-2percent-random", 0.4),
+        cell("async-dvw-2percent-random", 0.7, seed=7),
         cell("", 0.3),
         replace(cell("async-dvw-5percent-stratified", 0.9, seed=8), horizon="1,400 s"),
     )
@@ -360,6 +362,9 @@ def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
     told = {line[1]: line[2:4] for line in reversed(lines) if len(line) == 6}
     assert told["5 %"] == ["0.5500 ±0.0500 (2 seeds)", "-"]  # not with that of another horizon
     assert told["1 %"] == ["-", "0.4000"]
+    # -0.1 and 0.1 in the same seeds: their standard deviation is 0.1414.
+    (pair,) = [line[1:4] for line in lines if len(line) == 5 and line[1].startswith("async")]
+    assert pair == ["async-dvw-2percent-random", "2", "+0.0000 ±0.1000"]
     assert "Equal weights, 5 % held out: 0.3000." in page
     assert (tmp_path / "validation-size.png").stat().st_size > 10_000
 

@@ -15,12 +15,20 @@ from metis.experiments.cells import Cell, Setting, federated_cell
 from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.pictures import new_figure, plain, write_figure
 from metis.experiments.study import Choice, Report, Study, chosen
-from metis.experiments.words import costs_table, made_with, markdown_table, score, write_page
+from metis.experiments.words import (
+    costs_table,
+    made_with,
+    markdown_table,
+    paired,
+    score,
+    write_page,
+)
 from metis.report.plots import COLOURS
 
 NAME = "validation-size"
 PERCENTS = (1, 2, 5, 10)
 KINDS = {"stratified": True, "random": False}
+PAPER = (5, "stratified")
 CLUSTER, POLICY, CONTROL = "heterogeneous", "async-dvw", "async-uniform"
 
 
@@ -86,6 +94,7 @@ def report(setting: Setting, choice: Choice) -> Report:
             f"{row}, AsyncDVW(na), {horizon}; means over the last tenth of the time:\n",
             markdown_table(heads, lines),
             f"Equal weights, 5 % held out: {score(control)}.\n",
+            _differences(here),
         ]
     seeds = {one.seed for one in found}
     if len(seeds) > 1:
@@ -94,6 +103,25 @@ def report(setting: Setting, choice: Choice) -> Report:
     parts += [f"![accuracy by share held out]({picture.name})\n"]
     parts += [costs_table(found), made_with(found)]
     return write_page(setting.out, name, "\n".join(parts), [picture])
+
+
+def _differences(here: Sequence[Outcome]) -> str:
+    """Return what each hold-out is off the paper's in the same seeds, where there are several."""
+    late = {
+        name: {one.seed: fmean(one.late_scores()) for one in here if one.variant == name}
+        for name in ("", *(variant(percent, kind) for percent in PERCENTS for kind in KINDS))
+    }
+    usual = late[variant(*PAPER)]
+    lines = []
+    for name, of_seeds in late.items():
+        common = sorted(set(of_seeds) & set(usual))
+        if len(common) > 1 and of_seeds is not usual:
+            ours, theirs = ([scores[seed] for seed in common] for scores in (of_seeds, usual))
+            lines.append((name or CONTROL, str(len(common)), paired(ours, theirs)))
+    if not lines:
+        return ""
+    heads = ("instead of 5 %, stratified", "seeds", "difference ± standard error")
+    return markdown_table(heads, lines)
 
 
 def _scores(found: Sequence[Outcome], name: str) -> list[float]:
