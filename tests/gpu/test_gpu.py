@@ -3,7 +3,7 @@ r"""What only a GPU can show; skipped where there is none.
 On a machine without our test tools:
 
     PYTHONPATH=src python -m pytest -c /dev/null --rootdir . --noconftest \
-        tests/gpu tests/zoo/test_kernels.py
+        tests/gpu tests/zoo/test_fused_kernels.py
 """
 
 from __future__ import annotations
