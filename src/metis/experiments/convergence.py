@@ -63,7 +63,8 @@ def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
         scores = np.array([point[2] for point in (*mine[0].curve, mine[0].curve[-1])])
         if len(mine) > 1:
             at = np.linspace(0.0, min(one.virtual_seconds for one in mine), _MOMENTS)
-            each = np.array([[one.score_at(moment) or np.nan for moment in at] for one in mine])
+            # What was not tested yet is no number; a score of nothing is one.
+            each = np.array([[one.score_at(moment) for moment in at] for one in mine], dtype=float)
             scores = each.mean(axis=0)
             axes.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.1, linewidth=0)
         axes.plot(at, scores, color=colour, linestyle=style, linewidth=1.2, label=TITLES[policy])
