@@ -97,6 +97,8 @@ MAY_USE = {
 EXCEPTIONS = {
     ("core/kernels.py", "numba"),  # optional: the fused loop
     ("codecs/packet.py", "isal"),  # optional: a faster checksum
+    ("zoo/batch_norm_cuda.py", "triton"),
+    ("zoo/conv_cuda.py", "triton"),
     ("zoo/lrn_cuda.py", "triton"),  # read only where there is a GPU
     ("zoo/patches_cuda.py", "triton"),
     ("zoo/pool_cuda.py", "triton"),

@@ -7,6 +7,7 @@ of it, only a GPU tells.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ from torch.nn import functional as F
 from metis.zoo import fused
 from metis.zoo.cifar_cnn import CifarCnn
 from metis.zoo.lrn import LocalResponseNorm
+from metis.zoo.resnet_cifar import CifarResNet
 
 pytestmark = pytest.mark.skipif(not fused.HAS_TRITON, reason="needs Triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = ("lrn_cuda", "patches_cuda", "pool_cuda")
+RESNET_KERNELS = ("batch_norm_cuda", "conv_cuda")
 
 
 def kernels(name: str) -> ModuleType:
@@ -43,10 +46,11 @@ def distance(one: Tensor, other: Tensor) -> float:
 @pytest.fixture(params=[False, True], ids=["ieee", "tf32"])
 def close(request: pytest.FixtureRequest) -> Iterator[float]:
     """How far results may be off, with and without products of lower precision."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = request.param
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = request.param
     yield 1e-3 if request.param else 1e-5
-    torch.backends.cuda.matmul.allow_tf32 = before
+    matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def test_fused_bias_relu_and_lrn_are_what_they_are_apart(close: float) -> None:
@@ -180,3 +184,88 @@ def test_with_bf16_kernels_are_as_near_to_the_network_as_torch_is() -> None:
     for wanted, one, other in zip(exact, ours, theirs, strict=True):
         off, usual = (float((each - wanted).norm() / wanted.norm()) for each in (one, other))
         assert off < 2 * usual + 0.01
+
+
+@pytest.mark.parametrize("channels", [16, 32])
+@pytest.mark.parametrize("shape", [(2, 9, 7), (5, 24, 24)], ids=["few pixels", "several programs"])
+def test_small_convolutions_and_their_gradients_are_torchs(
+    channels: int, shape: tuple[int, int, int], close: float
+) -> None:
+    torch.manual_seed(0)
+    batch, height, width = shape
+    x = torch.randn(batch, channels, height, width, device=DEVICE)
+    weight = torch.randn(channels, channels, 3, 3, device=DEVICE)
+    ours = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+    theirs = [x.double().requires_grad_(), weight.double().requires_grad_()]
+
+    y: Tensor = kernels("conv_cuda").SmallConv.apply(*ours)
+    wanted = F.conv2d(theirs[0], theirs[1], padding=1)
+    dy = torch.randn_like(x)
+    torch.autograd.backward(y, dy)
+    torch.autograd.backward(wanted, dy.double())
+
+    for one, other in zip((y, *gradients(*ours)), (wanted, *gradients(*theirs)), strict=True):
+        assert distance(one, other) < 2 * close * float(other.detach().norm() / one.numel() ** 0.5)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(16, 40), (32, 9), (64, 5)])
+def test_fused_batch_norm_and_relu_are_what_they_are_apart(channels: int, size: int) -> None:
+    """Also where a channel's mean is a hundred times its standard deviation."""
+    torch.manual_seed(0)
+    far = 100 * torch.randn(channels)[:, None, None]
+    x = (torch.randn(3, channels, size, size) + far).to(DEVICE)
+    dy = torch.randn(x.shape, device=DEVICE)
+    weight, bias = torch.randn(2, channels, device=DEVICE)
+    running = [torch.randn(channels, device=DEVICE), torch.rand(channels, device=DEVICE)]
+    ours = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    theirs = [t.double().requires_grad_() for t in (x, weight, bias)]
+    moved = [[t.to(like.dtype, copy=True) for t in running] for like in (ours[0], theirs[0])]
+
+    y: Tensor = kernels("batch_norm_cuda").FusedBatchNorm.apply(*ours, *moved[0], 0.1, 1e-5)
+    at, scale, shift = theirs
+    mean, var = moved[1]
+    wanted = F.relu(F.batch_norm(at, mean, var, scale, shift, training=True, momentum=0.1))
+    torch.autograd.backward(y, dy)
+    torch.autograd.backward(wanted, dy.double())
+
+    assert distance(y, wanted) < 1e-3  # float32 has no more digits of x - mean
+    for one, other in zip(gradients(*ours), gradients(*theirs), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-2)
+    for one, other in zip(*moved, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_residual_network_made_of_kernels_is_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Outputs, gradients and what normalisation remembers; in training and in evaluation."""
+    torch.manual_seed(0)
+    x, towards = torch.randn(3, 3, 16, 16, device=DEVICE), torch.randn(3, 10, device=DEVICE)
+    start = CifarResNet(1, 10).to(DEVICE)
+    for name in RESNET_KERNELS:
+        monkeypatch.delitem(sys.modules, f"metis.zoo.{name}", raising=False)
+    found = []
+    for with_kernels in (True, False):
+        monkeypatch.setattr(fused, "is_for_kernels", lambda x, answer=with_kernels: answer)
+        module = copy.deepcopy(start)
+        outputs = module(x)
+        torch.autograd.backward(outputs, towards)
+        values = [outputs.detach(), *gradients(*module.parameters()), *module.buffers()]
+        with torch.no_grad():
+            found.append([*values, module.eval()(x)])
+        if with_kernels:
+            assert all(f"metis.zoo.{name}" in sys.modules for name in RESNET_KERNELS)
+
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_batch_norm_of_what_is_no_number_is_none() -> None:
+    x = torch.full((2, 16, 4, 4), float("nan"), device=DEVICE, requires_grad=True)
+    weight, bias, mean, var = torch.ones(4, 16, device=DEVICE)
+
+    y = kernels("batch_norm_cuda").FusedBatchNorm.apply(x, weight, bias, mean, var, 0.1, 1e-5)
+    y.sum().backward()
+
+    assert y.isnan().all()
+    assert all(each.isnan().all() for each in (*gradients(x), mean, var))
