@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from metis.core.errors import ConfigError
-from metis.experiments import cost, sstc, table1, table2, table3, validation_size
+from metis.experiments import (
+    beliefs,
+    cost,
+    fig3,
+    fig4,
+    sstc,
+    table1,
+    table1_by_class,
+    table2,
+    table3,
+    validation_size,
+)
 from metis.experiments.cells import Cell, Horizon, Setting
 from metis.experiments.published import ACCURACY
 from metis.experiments.study import Choice
@@ -72,6 +84,33 @@ def test_the_same_federations_can_be_had_with_data_for_a_laptop_under_a_name_of_
     assert {one.study for one in sizes} == {"validation-size-fashion_mnist"}
     assert {one.config.data.name for one in sizes} == {"fashion_mnist"}
     assert len({one.name for one in sizes}) == len(sizes) == 4 * 2 + 1
+
+
+def test_figures_and_beliefs_are_tried_with_data_for_a_laptop(tmp_path: Path) -> None:
+    setting, choice = Setting(tmp_path), Choice(data="fashion_mnist")
+
+    (cycles,) = fig3.cells(setting, choice)
+    assert cycles.name == "fig3-fashion_mnist/heterogeneous/uniform-iid/async-dvw-adaptive"
+    assert [group.vc_tomb for group in cycles.config.groups.values()] == [4, 1]
+    assert [group.vc_loss for group in cycles.config.groups.values()] == [0, 1]
+    (staleness,) = fig4.cells(setting, choice)
+    assert staleness in table1.cells(setting, choice)
+
+    by_class = table1_by_class.cells(setting, choice)
+    assert {one.study for one in by_class} == {"table1-by-class-fashion_mnist"}
+    assert len({one.name for one in by_class}) == len(by_class) == 3 * (3 + 8)
+    for train in (one.config.train for one in by_class):
+        assert (train.shuffle_buffer, train.learning_rate) == (1000, 0.05)
+
+    tried = beliefs.cells(setting, choice)
+    assert {one.study for one in tried} == {"beliefs-fashion_mnist"}
+    assert {one.config.data.name for one in (*tried, *by_class, cycles)} == {"fashion_mnist"}
+    # Those that are about CIFAR-10's numbers of examples are not tried with other data.
+    papers = beliefs.cells(setting, Choice())
+    (long,) = beliefs.cells(setting, replace(choice, clusters=("heterogeneous",)))
+    assert (long.variant, long.config.train.epochs) == ("async-dvw-long", 11)
+    assert not any("drop-last" in one.variant for one in tried)
+    assert {one.variant for one in tried} < {one.variant for one in papers}
 
 
 def test_a_cell_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:

@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 
 from metis.core.errors import RunError
-from metis.experiments import beliefs, check, cost, fig9, sstc, table1, table3, validation_size
+from metis.experiments import (
+    beliefs,
+    check,
+    cost,
+    fig3,
+    fig4,
+    fig9,
+    sstc,
+    table1,
+    table1_by_class,
+    table3,
+    validation_size,
+)
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
 from metis.experiments.outcome import Outcome
@@ -101,6 +113,24 @@ def test_other_data_never_stands_beside_the_papers_numbers(tmp_path: Path) -> No
 
     assert "not the paper's data" in text
     assert "0.8600" not in text
+
+
+def test_by_class_with_other_data_has_files_of_its_own_and_no_published_numbers(
+    tmp_path: Path,
+) -> None:
+    mine = {"study": "table1-by-class-mnist", "dataset": "mnist"}
+
+    found = table1_by_class.report(
+        put(tmp_path, outcome("sync-dvw", 0.5, **mine)), Choice(data="mnist")
+    )
+
+    assert "## Table I's power law on mnist, examples class by class" in found.text
+    assert "not the paper's data" in found.text
+    assert "0.3546" not in found.text
+    assert [path.name for path in found.files] == [
+        "table1-by-class-mnist.md",
+        "table1-by-class-mnist-heterogeneous.png",
+    ]
 
 
 # ---- orderings ---------------------------------------------------------------------------------
@@ -475,16 +505,17 @@ def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_numbe
     page = beliefs.report(put(tmp_path, table, changed, other, too_far), Choice()).text
 
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    found = {(line[2], line[1].split()[0]): line[5:8] for line in lines if len(line) == 9}
-    assert found["powerlaw-3", "examples"] == ["0.1500", "0.3000", "0.4869"]
-    assert found["geometric-3", "sizes"] == ["0.1500", "0.3000", "0.4869"]
-    assert found["powerlaw-iid", "no"] == ["0.1500", "-", "0.7113"]  # our table lacks that row
+    found = {(line[2], line[1].split()[0]): line[5:9] for line in lines if len(line) == 10}
+    assert found["powerlaw-3", "examples"] == ["0.1500", "0.3000", "-0.1500", "0.4869"]
+    assert found["geometric-3", "sizes"] == ["0.1500", "0.3000", "-0.1500", "0.4869"]
+    assert found["powerlaw-iid", "no"] == ["0.1500", "-", "-", "0.7113"]  # not in our table
 
 
 def test_a_belief_with_a_horizon_in_seconds_stands_beside_our_table_at_the_same_moment(
     tmp_path: Path,
 ) -> None:
-    curve = [[100.0 * number, 7 * number, 0.1 * number] for number in range(7)]
+    curve = [[100.0 * number, 7 * number, 0.1 * number] for number in range(4)]
+    curve += [[370.0, 26, 0.37], [400.0, 28, 0.4], [500.0, 35, 0.5]]
     table = outcome("async-dvw", 0.6, horizon="14,000 s", virtual_seconds=14_000.0, curve=curve)
     changed = replace(
         table,
@@ -493,13 +524,63 @@ def test_a_belief_with_a_horizon_in_seconds_stands_beside_our_table_at_the_same_
         horizon="400 s",
         virtual_seconds=400.0,
         rounds=9,  # fewer versions in as much time
-        curve=[[at, version // 3, value / 2] for at, version, value in curve[:5]],
+        curve=[[at, version // 3, value / 2] for at, version, value in curve[:6]],
     )
     homogeneous = replace(table, cluster="homogeneous", curve=[[0.0, 0, 0.0]])
 
     page = beliefs.report(put(tmp_path, table, changed, homogeneous), Choice()).text
 
     (line,) = [line for line in page.splitlines() if line.startswith("| 11 local epochs")]
-    after, ours, then, paper = [cell.strip() for cell in line.split("|")][4:8]
-    assert (after, ours, then) == ("400 s", "0.1500", "0.3000")
-    assert paper == "0.5517"
+    told = [cell.strip() for cell in line.split("|")][4:9]
+    # Means over the last tenth of 400 s, in which there are two tests.
+    assert told == ["400 s", "0.1925", "0.3850", "-0.1925", "0.5517"]
+
+
+def test_a_belief_tried_with_other_data_and_several_seeds_is_compared_in_the_same_seeds(
+    tmp_path: Path,
+) -> None:
+    def cell(study: str, variant: str, score: float, seed: int) -> Outcome:
+        more = {"study": study, "variant": variant, "seed": seed, "dataset": "mnist"}
+        return outcome("async-dvw", score, curve=[[13_900.0, 9, score]], **more)
+
+    setting = put(
+        tmp_path,
+        *(
+            cell("table1-mnist", "", score, seed)
+            for seed, score in {1990: 0.5, 7: 0.6, 8: 0.9}.items()
+        ),
+        *(
+            cell("beliefs-mnist", "async-dvw-long", score, seed)
+            for seed, score in {1990: 0.4, 7: 0.3, 9: 0.2}.items()
+        ),
+    )
+
+    page = beliefs.report(setting, Choice(data="mnist")).text
+
+    (line,) = [line for line in page.splitlines() if line.startswith("| 11 local epochs")]
+    told = [cell.strip() for cell in line.split("|")][5:9]
+    # -0.1 and -0.3 in the same seeds: their standard deviation is 0.1414.
+    assert told[0] == "0.3000 ±0.1000 (3 seeds)"
+    assert told[1:] == ["0.5500 ±0.0500 (2 seeds)", "-0.2000 ±0.1000", "-"]
+    assert (tmp_path / "beliefs-mnist.md").read_text() == page
+
+
+def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -> None:
+    cycles = {"fast": {"learner": "learner-01", "losses": [2.0, 1.0, 1.1], "offers": [2]}}
+    stale = {"fast": {"first": [10, 30], "updates": 2, "median": 20, "mean": 20.0, "std": 14.1}}
+    mine = {"row": "uniform-iid", "cycles": cycles, "staleness": stale, "dataset": "mnist"}
+    setting = put(
+        tmp_path,
+        outcome("async-dvw-adaptive", 0.5, study="table1-mnist", **mine),
+        outcome("async-dvw-adaptive", 0.5, study="fig3-mnist", **mine),
+    )
+
+    cycled = fig3.report(setting, Choice(data="mnist"))
+    staled = fig4.report(setting, Choice(data="mnist"))
+
+    assert "1 cycles in its first 3 epochs" in cycled.text
+    assert "| fast  | 2       | 20     | 20   | 14  |" in staled.text
+    assert [path.name for path in cycled.files] == ["fig3-mnist.md", "fig3-mnist.png"]
+    assert [path.name for path in staled.files] == ["fig4-mnist.md", "fig4-mnist.png"]
+    assert "missing" in fig3.report(setting, Choice()).text
+    assert "missing" in fig4.report(setting, Choice()).text

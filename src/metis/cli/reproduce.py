@@ -66,8 +66,8 @@ def reproduce(
     data: Annotated[
         str | None,
         typer.Option(
-            help="In place of the paper's. table1, cost, validation-size: fashion_mnist; "
-            "table3, sstc: mnist_by_writer; and others."
+            help="In place of the paper's. table1 and what is made of its federations: "
+            "fashion_mnist; table3, sstc: mnist_by_writer; and others."
         ),
     ] = None,
     device: Device = None,

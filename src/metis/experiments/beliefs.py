@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Horizon, Setting, federated_cell
-from metis.experiments.outcome import Outcome, read_outcomes
+from metis.experiments.outcome import LATE, Outcome, read_outcomes
 from metis.experiments.published import ACCURACY
 from metis.experiments.study import Choice, Report, Study, chosen
 from metis.experiments.words import (
@@ -21,6 +22,7 @@ from metis.experiments.words import (
     costs_table,
     made_with,
     markdown_table,
+    paired,
     score,
     write_page,
 )
@@ -42,6 +44,7 @@ class Belief:
     train: Mapping[str, Any] = field(default_factory=dict)
     cluster: str = "homogeneous"
     horizon: Horizon = SHORT
+    other_data: bool = True  # False: it is about numbers of examples, or a setting, of CIFAR-10
 
 
 POWER_LAWS = ("powerlaw-iid", "powerlaw-3")
@@ -66,12 +69,14 @@ BELIEFS = {
         "a last mini-batch that is not full is left out",
         POWER_LAWS,
         train={"drop_last": True},
+        other_data=False,
     ),
     "last-two": Belief(
         "mini-batches of 96, so that the last of the largest learner has 2 examples",
         POWER_LAWS,
         policies=BOTH[:1],
         train={"batch_size": 96},
+        other_data=False,
     ),
     "drop-last-200": Belief(
         "a last mini-batch that is not full is left out",
@@ -79,9 +84,10 @@ BELIEFS = {
         policies=BOTH[:1],
         train={"drop_last": True},
         horizon=Horizon(rounds=200),
+        other_data=False,
     ),
     "long": Belief(
-        "11 local epochs instead of 4, as many as fast adaptive learners choose there",
+        "11 local epochs instead of 4, about as many as fast adaptive learners choose there",
         ("powerlaw-3",),
         policies=("async-dvw",),
         train={"epochs": 11},
@@ -95,25 +101,32 @@ BELIEFS = {
         train={"drop_last": True},
         cluster="heterogeneous",
         horizon=Horizon(seconds=4000.0),
+        other_data=False,
     ),
     "no-decay": Belief(
-        "no weight decay", POWER_LAWS, policies=BOTH[:1], train={"weight_decay": 0.0}
+        "no weight decay",
+        POWER_LAWS,
+        policies=BOTH[:1],
+        train={"weight_decay": 0.0},
+        other_data=False,
     ),
 }
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
-    """Return the cells of all beliefs; `--policies` and `--rows` leave some out."""
-    choice.must_be_the_papers_data(NAME)
-    known = tuple(dict.fromkeys(row for belief in BELIEFS.values() for row in belief.rows))
+    """Return the cells of all beliefs; a choice leaves some out."""
+    grid = table1.grid_of(choice.data, NAME)
+    beliefs = {name: one for name, one in BELIEFS.items() if one.other_data or grid is table1.GRID}
+    known = tuple(dict.fromkeys(row for belief in beliefs.values() for row in belief.rows))
     rows = chosen(choice.rows, known, f"row of {NAME}")
-    asked = tuple(dict.fromkeys(policy for one in BELIEFS.values() for policy in one.policies))
+    asked = tuple(dict.fromkeys(policy for one in beliefs.values() for policy in one.policies))
     policies = chosen(choice.policies, asked, f"policy of {NAME}")
+    clusters = chosen(choice.clusters, tuple(grid.policies), f"cluster of {NAME}")
     return [
         federated_cell(
             setting,
-            NAME,
-            table1.GRID.domain,
+            NAME + grid.suffix,
+            grid.domain,
             belief.cluster,
             row,
             policy,
@@ -123,7 +136,8 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
             partition=belief.partition,
             train=belief.train,
         )
-        for name, belief in BELIEFS.items()
+        for name, belief in beliefs.items()
+        if belief.cluster in clusters
         if setting.scale != "smoke" or name in SMOKE
         for row in (belief.rows if setting.scale != "smoke" else belief.rows[:1])
         if row in rows
@@ -134,10 +148,12 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    found = read_outcomes(setting.out / NAME)
+    grid = table1.grid_of(choice.data, NAME)
+    name = NAME + grid.suffix
+    found = read_outcomes(setting.out / name)
     if not found:
-        return write_page(setting.out, NAME, f"## {NAME}\n\nAll its cells are missing.\n")
-    table = [one for one in read_outcomes(setting.out / "table1") if one.scale == found[0].scale]
+        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
+    table = [one for one in read_outcomes(setting.out / grid.name) if one.scale == found[0].scale]
     heads = (
         "changed",
         "row",
@@ -145,45 +161,62 @@ def report(setting: Setting, choice: Choice) -> Report:
         "after",
         "with it",
         "in our table then",
+        "difference",
         "paper, at its end",
     )
-    lines = [
-        (
-            belief.what,
-            one.row,
-            TITLES[one.policy],
-            f"{one.virtual_seconds:,.0f} s" if _is_timed(one) else f"{one.rounds} rounds",
-            score(_late(one, one)),
-            score([s for like in table if _alike(like, one) for s in _late(like, one)]),
-            score(_published(one)),
-        )
-        for name, belief in BELIEFS.items()
-        for one in found
-        if one.variant == f"{one.policy}-{name}"
-    ]
+    alike: dict[tuple[str, str, str, str], list[Outcome]] = {}
+    for belief_name, belief in BELIEFS.items():
+        for one in found:
+            if one.variant == f"{one.policy}-{belief_name}":
+                after = f"{one.virtual_seconds:,.0f} s" if _is_timed(one) else one.horizon
+                key = (belief.what, one.row, TITLES[one.policy], after)
+                alike.setdefault(key, []).append(one)
+    lines = [(*key, *_beside_our_table(seeds, table)) for key, seeds in alike.items()]
     parts = [
         "## Beliefs about the difference, tested\n",
-        "Means of the last three tests up to then; of 200 rounds, of the last ten.\n",
+        "Means of the last three tests up to then; of 200 rounds, of the last ten; after virtual "
+        f"seconds, over the last {LATE:.0%} of them. Differences are taken in the same seeds; of "
+        "several, with standard error.\n",
         markdown_table(heads, lines),
         costs_table(found),
         made_with(found),
     ]
-    return write_page(setting.out, NAME, "\n".join(parts))
+    return write_page(setting.out, name, "\n".join(parts))
+
+
+def _beside_our_table(seeds: Sequence[Outcome], table: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return the scores of some seeds, our table's then, the differences, the paper's."""
+    ours = {one.seed: _late(one, one) for one in seeds}
+    theirs = {one.seed: _late(like, one) for one in seeds for like in table if _alike(like, one)}
+    both = [
+        (mine, other)
+        for seed, mine in ours.items()
+        if mine is not None and (other := theirs.get(seed)) is not None
+    ]
+    return (
+        score([value for value in ours.values() if value is not None]),
+        score([other for _, other in both]),
+        paired(*zip(*both, strict=True)) if both else "-",
+        score(_published(seeds[0])),
+    )
 
 
 def _is_timed(one: Outcome) -> bool:
     return not one.horizon.endswith("rounds")
 
 
-def _late(one: Outcome, other: Outcome) -> list[float]:
+def _late(one: Outcome, other: Outcome) -> float | None:
     """Return the mean of the last few scores up to where another one ended, if it came so far."""
     timed = _is_timed(other)
     end = other.virtual_seconds if timed else other.rounds
-    until = [point[2] for point in one.curve if point[0 if timed else 1] <= end + 1e-6]
-    if (one.virtual_seconds if timed else one.rounds) < end - 1e-6 or not until:
-        return []
-    last = until[-max(3, len(until) // 20) :]
-    return [sum(last) / len(last)]
+    if (one.virtual_seconds if timed else one.rounds) < end - 1e-6:
+        return None
+    until = [point for point in one.curve if point[0 if timed else 1] <= end + 1e-6]
+    if timed:
+        last = [point for point in until if point[0] >= (1 - LATE) * end - 1e-6] or until[-1:]
+    else:
+        last = until[-max(3, len(until) // 20) :]
+    return fmean(point[2] for point in last) if last else None
 
 
 def _of_the_paper(row: str) -> str:
@@ -197,6 +230,8 @@ def _alike(table: Outcome, one: Outcome) -> bool:
 
 
 def _published(one: Outcome) -> Sequence[float]:
+    if one.dataset != table1.GRID.domain.name:
+        return []
     end = table1.GRID.horizons[one.cluster].in_words()
     key = (table1.GRID.name, one.cluster, _of_the_paper(one.row), one.policy, end)
     value = ACCURACY.get(key)

@@ -16,17 +16,18 @@ ROW, POLICY, CLUSTER = "uniform-iid", "async-dvw-adaptive", "heterogeneous"
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    grid = table1.grid_of(choice.data, "fig3")
     choice.must_be((CLUSTER,), (ROW,), (POLICY,), "fig3")
     return [
         federated_cell(
             setting,
-            "fig3",
-            table1.GRID.domain,
+            f"fig3{grid.suffix}",
+            grid.domain,
             CLUSTER,
             ROW,
             POLICY,
             seed,
-            table1.GRID.horizons[CLUSTER],
+            grid.horizons[CLUSTER],
             groups={"fast": {"vc_tomb": 4, "vc_loss": 0.0}, "slow": {"vc_tomb": 1, "vc_loss": 1.0}},
         )
         for seed in setting.seeds
@@ -34,9 +35,10 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    found = [one for one in read_outcomes(setting.out / "fig3") if one.cycles]
+    name = f"fig3{table1.grid_of(choice.data, 'fig3').suffix}"
+    found = [one for one in read_outcomes(setting.out / name) if one.cycles]
     if not found:
-        return write_page(setting.out, "fig3", "## Figure 3\n\nIts cell is missing.\n")
+        return write_page(setting.out, name, "## Figure 3\n\nIts cell is missing.\n")
     cycles = found[0].cycles
     figure = new_figure(5 * len(cycles), 3.6)
     panels = figure.subplots(1, len(cycles), squeeze=False).ravel()
@@ -49,7 +51,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         plain(axes, "local epochs", "validation loss")
         axes.set_title(f"{one['learner']} ({group})", loc="left", fontsize=10)
         axes.legend(fontsize=8, frameon=False)
-    picture = write_figure(figure, setting.out / "fig3.png")
+    picture = write_figure(figure, setting.out / f"{name}.png")
     said = [
         f"- {one['learner']} ({group}): {len(one['offers'])} cycles in its first "
         f"{len(one['losses'])} epochs"
@@ -59,12 +61,12 @@ def report(setting: Setting, choice: Choice) -> Report:
         [
             "## Figure 3: validation cycles\n",
             *said,
-            "\n![figure 3](fig3.png)\n",
+            f"\n![figure 3]({name}.png)\n",
             costs_table(found),
             made_with(found),
         ]
     )
-    return write_page(setting.out, "fig3", text, [picture])
+    return write_page(setting.out, name, text, [picture])
 
 
 STUDY = Study("fig3", "validation cycles of a fast and a slow learner", cells, report)

@@ -17,15 +17,17 @@ from metis.experiments.words import made_with, markdown_table, write_page
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    grid = table1.grid_of(choice.data, "fig4")
     choice.must_be((CLUSTER,), (ROW,), (POLICY,), "fig4")
-    return table1.GRID.cells(setting, Choice((CLUSTER,), (ROW,), (POLICY,)))
+    return grid.cells(setting, Choice((CLUSTER,), (ROW,), (POLICY,)))
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    folder = setting.out / "table1" / CLUSTER / ROW
+    grid = table1.grid_of(choice.data, "fig4")
+    name, folder = f"fig4{grid.suffix}", setting.out / grid.name / CLUSTER / ROW
     found = [one for one in read_outcomes(folder) if one.policy == POLICY and one.staleness]
     if not found:
-        return write_page(setting.out, "fig4", "## Figure 4\n\nIts cell is missing.\n")
+        return write_page(setting.out, name, "## Figure 4\n\nIts cell is missing.\n")
     one = found[0]
     figure = new_figure(5 * len(one.staleness), 3.6)
     panels = figure.subplots(1, len(one.staleness), squeeze=False).ravel()
@@ -40,13 +42,13 @@ def report(setting: Setting, choice: Choice) -> Report:
         axes.set_title(f"{group} learners", loc="left", fontsize=10)
         axes.legend(fontsize=8, frameon=False)
         lines.append((group, str(len(first)), *(f"{number:,.0f}" for number in numbers)))
-    picture = write_figure(figure, setting.out / "fig4.png")
+    picture = write_figure(figure, setting.out / f"{name}.png")
     heads = ("group", "updates", "median", "mean", "std")
     text = (
         f"## Figure 4: staleness of each learner's first {FIRST_CYCLES} updates\n\n"
-        f"{markdown_table(heads, lines)}\n![figure 4](fig4.png)\n\n{made_with([one])}"
+        f"{markdown_table(heads, lines)}\n![figure 4]({name}.png)\n\n{made_with([one])}"
     )
-    return write_page(setting.out, "fig4", text, [picture])
+    return write_page(setting.out, name, text, [picture])
 
 
 STUDY = Study("fig4", "staleness of the first updates of fast and slow learners", cells, report)

@@ -31,8 +31,7 @@ class Choice:
         policies: tuple[str, ...],
         of: str,
     ) -> None:
-        """Raise ConfigError if anything else is wanted."""
-        self.must_be_the_papers_data(of)
+        """Raise ConfigError if anything else is wanted, but for its data."""
         chosen(self.clusters, clusters, f"cluster of {of}")
         chosen(self.rows, rows, f"row of {of}")
         chosen(self.policies, policies, f"policy of {of}")

@@ -12,28 +12,37 @@ from dataclasses import replace
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.study import Choice, Grid, Report, Study
-from metis.experiments.tables import table_report
+from metis.experiments.tables import NOT_PUBLISHED, table_report
 
+NAME = "table1-by-class"
 BUFFER = 1000
-GRID: Grid = replace(
-    table1.GRID,
-    name="table1-by-class",
-    domain=replace(table1.GRID.domain, train={"shuffle_buffer": BUFFER}),
-    rows=tuple(row for row in table1.GRID.rows if row.startswith("powerlaw")),
-)
+
+
+def grid_of(data: str | None) -> Grid:
+    """Return the table for the data that was asked for; other data has a name of its own."""
+    grid = table1.grid_of(data, NAME)
+    return replace(
+        grid,
+        name=NAME + grid.suffix,
+        domain=replace(grid.domain, train={**grid.domain.train, "shuffle_buffer": BUFFER}),
+        rows=tuple(row for row in grid.rows if row.startswith("powerlaw")),
+    )
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
-    choice.must_be_the_papers_data(GRID.name)
     if setting.scale == "smoke":  # the rest is Table I's
         choice = replace(choice, policies=choice.policies or ("sync-fedavg",))
-    return GRID.cells(setting, choice)
+    return grid_of(choice.data).cells(setting, choice)
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    title = f"Table I's power law with examples class by class (shuffle buffer of {BUFFER:,})"
-    figures = {cluster: f"{GRID.name}-{cluster}" for cluster in GRID.policies}
-    return table_report(GRID, title, figures, setting, table1.GRID.name)
+    grid = grid_of(choice.data)
+    is_papers = grid.domain.data == ""
+    on = "" if is_papers else f" on {choice.data}"
+    title = f"Table I's power law{on}, examples class by class (shuffle buffer of {BUFFER:,})"
+    figures = {cluster: f"{grid.name}-{cluster}" for cluster in grid.policies}
+    published = table1.GRID.name if is_papers else NOT_PUBLISHED
+    return table_report(grid, title, figures, setting, published)
 
 
-STUDY = Study(GRID.name, "its power-law rows with examples class by class", cells, report)
+STUDY = Study(NAME, "its power-law rows with examples class by class", cells, report)
