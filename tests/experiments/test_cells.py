@@ -107,9 +107,10 @@ def test_figures_and_beliefs_are_tried_with_data_for_a_laptop(tmp_path: Path) ->
     assert {one.config.data.name for one in (*tried, *by_class, cycles)} == {"fashion_mnist"}
     # Those that are about CIFAR-10's numbers of examples are not tried with other data.
     papers = beliefs.cells(setting, Choice())
-    (long,) = beliefs.cells(setting, replace(choice, clusters=("heterogeneous",)))
+    (long, *full) = beliefs.cells(setting, replace(choice, clusters=("heterogeneous",)))
     assert (long.variant, long.config.train.epochs) == ("async-dvw-long", 11)
-    assert not any("drop-last" in one.variant for one in tried)
+    assert [one.config.train.drop_last for one in full] == [True] * 4
+    assert not any("last-two" in one.variant for one in tried)
     assert {one.variant for one in tried} < {one.variant for one in papers}
 
 

@@ -96,12 +96,11 @@ BELIEFS = {
     ),
     "drop-last-4000": Belief(
         "a last mini-batch that is not full is left out",
-        ("powerlaw-3",),
+        ("powerlaw-3", "uniform-iid"),
         policies=("async-dvw", "async-dvw-adaptive"),
         train={"drop_last": True},
         cluster="heterogeneous",
         horizon=Horizon(seconds=4000.0),
-        other_data=False,
     ),
     "no-decay": Belief(
         "no weight decay",
