@@ -21,16 +21,18 @@ from tests.experiments.made_up import outcome, put
 
 def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:
     """Four learners, real digits, a linear model: a second a cell."""
+    usual = {
+        "groups": {"fast": {"seconds_per_step": 0.03}, "slow": {"seconds_per_step": 0.09}},
+        "train": {"max_epochs": 4, "epochs": 1},
+        "horizon": {"seconds": 20.0},
+    }
     config = load(
         None,
         policy=policy,
         learners=4,
         model={"name": "linear"},
-        groups={"fast": {"seconds_per_step": 0.03}, "slow": {"seconds_per_step": 0.09}},
         partition={"sizes": "uniform", "classes": "iid"},
-        train={"max_epochs": 4, "epochs": 1},
-        horizon={"seconds": 20.0},
-        **values,
+        **{**usual, **values},
     )
     horizon = Horizon(seconds=20.0)
     return Cell("table1", "heterogeneous", "uniform-iid", policy, 1990, "full", horizon, config)
@@ -66,6 +68,45 @@ def test_validation_cycles_and_staleness_of_both_groups_are_kept(tmp_path: Path)
     updates = {group: stale["updates"] for group, stale in made.staleness.items()}
     assert sum(updates.values()) == made.requests
     assert updates["fast"] > updates["slow"]
+
+
+def test_what_ended_validation_cycles_is_told_as_the_paper_defines_it(tmp_path: Path) -> None:
+    thresholds = {"fast": (0.5, 2), "slow": (0.1, 1)}
+    cell = small(
+        train={"max_epochs": 30},
+        groups={
+            name: {"seconds_per_step": 0.03 * times, "vc_loss": loss, "vc_tomb": tomb}
+            for times, (name, (loss, tomb)) in enumerate(thresholds.items(), start=1)
+        },
+        horizon={"seconds": 40.0},
+    )
+    made = run_cell(cell, tmp_path)
+
+    # Once more, slowly, from the journal: tombstones counted one by one.
+    records = [*map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())]
+    group_of = {one["learner"]: one["group"] for one in records[0]["learners"]}
+    counted = {group: [0, 0] for group in thresholds}
+    for learner, group in group_of.items():
+        vc_loss, vc_tomb = thresholds[group]
+        losses: list[float] = []
+        for record in (one for one in records if one.get("learner") == learner):
+            if record["kind"] == "steps":
+                losses.append(record["loss"])
+            elif record["kind"] == "arrive":
+                tombstones = 0
+                for epoch in range(3, len(losses) + 1):  # two are burn-in
+                    before, after = losses[epoch - 2], losses[epoch - 1]
+                    change = 100 * (after - before) / before
+                    tombstones += change >= 0 or abs(change) <= vc_loss
+                counted[group][0] += 1
+                counted[group][1] += tombstones > vc_tomb
+                losses = []
+    told = {group: [one["cycles"], one["by_loss"]] for group, one in made.cycles.items()}
+    assert told == counted
+    assert 0 < told["fast"][1] < told["fast"][0]  # some for staleness alone
+
+    unknowable = run_cell(small(train={"burn_in_epochs": 0, "max_epochs": 4}), tmp_path / "other")
+    assert not any("by_loss" in one for one in unknowable.cycles.values())
 
 
 def test_an_outcome_is_read_back_as_it_was_written(tmp_path: Path) -> None:

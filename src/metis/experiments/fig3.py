@@ -57,10 +57,17 @@ def report(setting: Setting, choice: Choice) -> Report:
         f"{len(one['losses'])} epochs"
         for group, one in cycles.items()
     ]
+    causes = [
+        f"- all {group} learners: {one['by_loss']:,} of {one['cycles']:,} cycles ended since the "
+        "loss hardly fell (C1 or C2), the others for staleness alone (C3)"
+        for group, one in cycles.items()
+        if one.get("cycles")  # without burn-in there is no telling
+    ]
     text = "\n".join(
         [
             "## Figure 3: validation cycles\n",
             *said,
+            *causes,
             f"\n![figure 3]({name}.png)\n",
             costs_table(found),
             made_with(found),

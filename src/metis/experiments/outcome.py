@@ -10,14 +10,17 @@ import re
 import statistics
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from metis import paper
 from metis.config import Config, dump, load
 from metis.core.errors import RunError
+from metis.core.local_run import Progress
+from metis.core.triggers import ValidationCycle
 from metis.experiments.cells import Cell
 from metis.report.summary import Tally
 from metis.runtime.compose import recipe_of
@@ -65,7 +68,7 @@ class Outcome:
     device: str
     learners: list[dict[str, Any]]
     staleness: dict[str, dict[str, Any]]  # by group, in mini-batches
-    cycles: dict[str, dict[str, Any]]  # by group: one learner's validation losses
+    cycles: dict[str, dict[str, Any]]  # by group: one learner's losses, what made all of it offer
     # By each test: updates, bytes up, bytes down, samples (which early cells do not tell).
     traffic: list[list[int]] = field(default_factory=list)
     snapshot_bytes: int = 0  # of a model as it is
@@ -157,7 +160,7 @@ def _place_of_row(row: str) -> tuple[int, int]:
 
 
 def _outcome(cell: Cell, config: Config, records: Iterable[Record]) -> Outcome:
-    tally, stale, cycles = Tally(), _Staleness(), _Cycles()
+    tally, stale, cycles = Tally(), _Staleness(), _Cycles(config)
     traffic: list[list[int]] = []
     snapshot_bytes = 0
     for record in records:
@@ -284,15 +287,35 @@ class _Staleness:
 class _Cycles:
     """Validation losses by epoch, and the epochs after which a learner offered its model."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self._losses: defaultdict[str, list[float]] = defaultdict(list)
         self._offers: defaultdict[str, list[int]] = defaultdict(list)
+        self._burn_in = config.train.burn_in_epochs
+        self._criteria = {
+            name: ValidationCycle(group.vc_loss or 0.0, group.vc_tomb or 0, self._burn_in)
+            for name, group in config.groups.items()
+        }
 
     def add(self, record: Record) -> None:
         if record["kind"] == "steps" and record["loss"] is not None:
             self._losses[record["learner"]].append(record["loss"])
         elif record["kind"] == "arrive" and record["learner"] in self._losses:
             self._offers[record["learner"]].append(len(self._losses[record["learner"]]))
+
+    def _by_loss(self, group: str, members: Sequence[str]) -> dict[str, int]:
+        """Return how many cycles there were, and how many of them C1 or C2 ended.
+
+        The loss of a received model is not in the journal. With burn-in nobody asks for it.
+        """
+        if not self._burn_in:
+            return {}
+        cycles = [
+            self._losses[name][begin:end]
+            for name in members
+            for begin, end in pairwise((0, *self._offers[name]))
+        ]
+        progress = [Progress(len(one), (one[0], *one), 0, ()) for one in cycles]
+        return {"cycles": len(cycles), "by_loss": sum(map(self._criteria[group], progress))}
 
     def by_group(self, groups: dict[str, str]) -> dict[str, dict[str, Any]]:
         """Return the learner of each group with most requests: its line says most."""
@@ -306,6 +329,7 @@ class _Cycles:
                     "learner": name,
                     "losses": [round(loss, 5) for loss in losses],
                     "offers": [epoch for epoch in self._offers[name] if epoch <= len(losses)],
+                    **self._by_loss(group, members),
                 }
         return found
 
