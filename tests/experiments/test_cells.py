@@ -18,6 +18,7 @@ from metis.experiments import (
     table1_by_class,
     table2,
     table3,
+    update_frequency,
     validation_size,
 )
 from metis.experiments.cells import Cell, Horizon, Setting
@@ -107,11 +108,27 @@ def test_figures_and_beliefs_are_tried_with_data_for_a_laptop(tmp_path: Path) ->
     assert {one.config.data.name for one in (*tried, *by_class, cycles)} == {"fashion_mnist"}
     # Those that are about CIFAR-10's numbers of examples are not tried with other data.
     papers = beliefs.cells(setting, Choice())
-    (long, *full) = beliefs.cells(setting, replace(choice, clusters=("heterogeneous",)))
-    assert (long.variant, long.config.train.epochs) == ("async-dvw-long", 11)
+    full = beliefs.cells(setting, replace(choice, clusters=("heterogeneous",)))
     assert [one.config.train.drop_last for one in full] == [True] * 4
     assert not any("last-two" in one.variant for one in tried)
     assert {one.variant for one in tried} < {one.variant for one in papers}
+
+
+def test_local_epochs_are_varied_and_nothing_else(tmp_path: Path) -> None:
+    cells = update_frequency.cells(Setting(tmp_path), Choice(data="mnist"))
+
+    usual = table1.cells(
+        Setting(tmp_path), Choice(("heterogeneous",), ("powerlaw-3",), data="mnist")
+    )
+    of = {one.policy: one.config for one in usual}
+    assert {one.study for one in cells} == {"update-frequency-mnist"}
+    for one in cells:
+        theirs = of[one.policy]
+        assert replace(one.config, train=theirs.train) == theirs
+        assert replace(one.config.train, epochs=theirs.train.epochs) == theirs.train
+    epochs = {one.variant: one.config.train.epochs for one in cells if one.variant}
+    assert len(epochs) == 12
+    assert all(name.endswith(f"-{number}epochs") for name, number in epochs.items())
 
 
 def test_a_cell_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:

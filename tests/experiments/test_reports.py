@@ -21,6 +21,7 @@ from metis.experiments import (
     table1,
     table1_by_class,
     table3,
+    update_frequency,
     validation_size,
 )
 from metis.experiments.cells import Setting
@@ -390,13 +391,46 @@ def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
 
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     told = {line[1]: line[2:4] for line in reversed(lines) if len(line) == 6}
-    assert told["5 %"] == ["0.5500 ±0.0500 (2 seeds)", "-"]  # not with that of another horizon
-    assert told["1 %"] == ["-", "0.4000"]
+    assert told["5"] == ["0.5500 ±0.0500 (2 seeds)", "-"]  # not with that of another horizon
+    assert told["1"] == ["-", "0.4000"]
     # -0.1 and 0.1 in the same seeds: their standard deviation is 0.1414.
     (pair,) = [line[1:4] for line in lines if len(line) == 5 and line[1].startswith("async")]
     assert pair == ["async-dvw-2percent-random", "2", "+0.0000 ±0.1000"]
     assert "Equal weights, 5 % held out: 0.3000." in page
     assert (tmp_path / "validation-size.png").stat().st_size > 10_000
+
+
+def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_choose(
+    tmp_path: Path,
+) -> None:
+    cycles = {"fast": {"cycles": 4, "epochs": 30, "by_loss": 3, "losses": [], "offers": []}}
+
+    def cell(variant: str, score: float, seed: int = 1990) -> Outcome:
+        more = {"study": "update-frequency", "variant": variant, "seed": seed, "cycles": cycles}
+        policy = variant.rpartition("-")[0] or "async-dvw-adaptive"
+        return outcome(policy, score, curve=[[14_000.0, 2, score]], **more)
+
+    setting = put(
+        tmp_path,
+        cell("async-dvw-4epochs", 0.5),
+        cell("async-dvw-4epochs", 0.6, seed=7),
+        cell("async-fedavg-4epochs", 0.3),
+        cell("async-dvw-16epochs", 0.4),
+        cell("", 0.45),
+        cell("", 0.45, seed=7),
+    )
+
+    page = update_frequency.report(setting, Choice()).text
+
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    told = {line[1]: line[2:4] for line in lines if len(line) == 5}
+    assert told["4"] == ["0.5500 ±0.0500 (2 seeds)", "0.3000"]
+    assert told["16"] == ["0.4000", "-"]
+    # -0.05 and -0.15 in the same seeds: their standard deviation is 0.0707.
+    assert told["async-dvw-adaptive"] == ["2", "-0.1000 ±0.0500"]
+    assert told["fast"] == ["7.5", "75%"]
+    assert "AsyncDVW(a): 0.4500 ±0.0000 (2 seeds)." in page
+    assert (tmp_path / "update-frequency.png").stat().st_size > 10_000
 
 
 def test_a_study_without_cells_says_so(tmp_path: Path) -> None:
@@ -520,7 +554,7 @@ def test_a_belief_with_a_horizon_in_seconds_stands_beside_our_table_at_the_same_
     changed = replace(
         table,
         study="beliefs",
-        variant="async-dvw-long",
+        variant="async-dvw-drop-last-4000",
         horizon="400 s",
         virtual_seconds=400.0,
         rounds=9,  # fewer versions in as much time
@@ -530,7 +564,7 @@ def test_a_belief_with_a_horizon_in_seconds_stands_beside_our_table_at_the_same_
 
     page = beliefs.report(put(tmp_path, table, changed, homogeneous), Choice()).text
 
-    (line,) = [line for line in page.splitlines() if line.startswith("| 11 local epochs")]
+    (line,) = [line for line in page.splitlines() if line.startswith("| a last mini-batch")]
     told = [cell.strip() for cell in line.split("|")][4:9]
     # Means over the last tenth of 400 s, in which there are two tests.
     assert told == ["400 s", "0.1925", "0.3850", "-0.1925", "0.5517"]
@@ -550,14 +584,14 @@ def test_a_belief_tried_with_other_data_and_several_seeds_is_compared_in_the_sam
             for seed, score in {1990: 0.5, 7: 0.6, 8: 0.9}.items()
         ),
         *(
-            cell("beliefs-mnist", "async-dvw-long", score, seed)
+            cell("beliefs-mnist", "async-dvw-drop-last-4000", score, seed)
             for seed, score in {1990: 0.4, 7: 0.3, 9: 0.2}.items()
         ),
     )
 
     page = beliefs.report(setting, Choice(data="mnist")).text
 
-    (line,) = [line for line in page.splitlines() if line.startswith("| 11 local epochs")]
+    (line,) = [line for line in page.splitlines() if line.startswith("| a last mini-batch")]
     told = [cell.strip() for cell in line.split("|")][5:9]
     # -0.1 and -0.3 in the same seeds: their standard deviation is 0.1414.
     assert told[0] == "0.3000 ±0.1000 (3 seeds)"

@@ -29,7 +29,12 @@ def test_every_table_and_figure_can_be_made_of_generated_data(metis: Metis, tmp_
     pages = {path.stem for path in results.glob("*.md")}
     assert pages == set(STUDIES)
     pictures = {path.stem for path in results.glob("*.png")}
-    assert pictures >= {f"fig{n}" for n in range(2, 10)} | {"sstc", "sstc-fig1", "validation-size"}
+    assert pictures >= {f"fig{n}" for n in range(2, 10)} | {
+        "sstc",
+        "sstc-fig1",
+        "validation-size",
+        "update-frequency",
+    }
     outcomes = read_outcomes(results)
     in_table = {(o.cluster, o.policy) for o in outcomes if o.study == "table1"}
     assert in_table == {(c, policy) for c, names in GRID.policies.items() for policy in names}

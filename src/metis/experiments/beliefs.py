@@ -86,14 +86,6 @@ BELIEFS = {
         horizon=Horizon(rounds=200),
         other_data=False,
     ),
-    "long": Belief(
-        "11 local epochs instead of 4, about as many as fast adaptive learners choose there",
-        ("powerlaw-3",),
-        policies=("async-dvw",),
-        train={"epochs": 11},
-        cluster="heterogeneous",
-        horizon=Horizon(seconds=4000.0),
-    ),
     "drop-last-4000": Belief(
         "a last mini-batch that is not full is left out",
         ("powerlaw-3", "uniform-iid"),

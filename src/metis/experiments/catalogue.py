@@ -16,6 +16,7 @@ from metis.experiments import (
     table1_by_class,
     table2,
     table3,
+    update_frequency,
     validation_size,
 )
 from metis.experiments.study import Study
@@ -34,6 +35,7 @@ STUDIES: dict[str, Study] = {
         cost.STUDY,
         sstc.STUDY,
         validation_size.STUDY,
+        update_frequency.STUDY,
         beliefs.STUDY,
         table1_by_class.STUDY,
         check.STUDY,

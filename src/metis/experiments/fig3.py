@@ -61,7 +61,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         f"- all {group} learners: {one['by_loss']:,} of {one['cycles']:,} cycles ended since the "
         "loss hardly fell (C1 or C2), the others for staleness alone (C3)"
         for group, one in cycles.items()
-        if one.get("cycles")  # without burn-in there is no telling
+        if "by_loss" in one  # without burn-in there is no telling
     ]
     text = "\n".join(
         [

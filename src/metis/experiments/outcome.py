@@ -302,20 +302,22 @@ class _Cycles:
         elif record["kind"] == "arrive" and record["learner"] in self._losses:
             self._offers[record["learner"]].append(len(self._losses[record["learner"]]))
 
-    def _by_loss(self, group: str, members: Sequence[str]) -> dict[str, int]:
-        """Return how many cycles there were, and how many of them C1 or C2 ended.
+    def _in_all(self, group: str, members: Sequence[str]) -> dict[str, int]:
+        """Return how many cycles a group had, of how many epochs, and how many C1 or C2 ended.
 
-        The loss of a received model is not in the journal. With burn-in nobody asks for it.
+        The loss of a received model is not in the journal. With burn-in nobody asks for it;
+        without, what ended a cycle is not told.
         """
-        if not self._burn_in:
-            return {}
         cycles = [
             self._losses[name][begin:end]
             for name in members
             for begin, end in pairwise((0, *self._offers[name]))
         ]
-        progress = [Progress(len(one), (one[0], *one), 0, ()) for one in cycles]
-        return {"cycles": len(cycles), "by_loss": sum(map(self._criteria[group], progress))}
+        totals = {"cycles": len(cycles), "epochs": sum(map(len, cycles))}
+        if self._burn_in:
+            progress = [Progress(len(one), (one[0], *one), 0, ()) for one in cycles]
+            totals["by_loss"] = sum(map(self._criteria[group], progress))
+        return totals
 
     def by_group(self, groups: dict[str, str]) -> dict[str, dict[str, Any]]:
         """Return the learner of each group with most requests: its line says most."""
@@ -329,7 +331,7 @@ class _Cycles:
                     "learner": name,
                     "losses": [round(loss, 5) for loss in losses],
                     "offers": [epoch for epoch in self._offers[name] if epoch <= len(losses)],
-                    **self._by_loss(group, members),
+                    **self._in_all(group, members),
                 }
         return found
 

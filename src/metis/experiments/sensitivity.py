@@ -1,0 +1,115 @@
+"""How a policy depends on one of its settings: a curve by values, beside a policy without it.
+
+Each value is a cell with a variant of its own; whoever stands beside them has none. Scores are
+means over the last tenth of the time: single models are too noisy to tell values apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from metis.experiments.outcome import Outcome
+from metis.experiments.pictures import new_figure, plain, write_figure
+from metis.experiments.words import markdown_table, paired, score
+from metis.report.plots import COLOURS
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """One setting that is varied."""
+
+    setting: str  # in words: what stands below the horizontal axis
+    curves: Mapping[str, Mapping[int, str]]  # by label: the variant of each value
+    usual: str  # the variant that others are compared with
+    usual_in_words: str
+    beside: str  # the policy without the setting
+    beside_in_words: str
+
+    def scores(self, found: Sequence[Outcome], variant: str) -> list[float]:
+        """Return a score for each seed. Without a variant: of the policy that stands beside."""
+        return [fmean(one.late_scores()) for one in self._of(found, variant) if one.curve]
+
+    def _of(self, found: Sequence[Outcome], variant: str) -> list[Outcome]:
+        return [
+            one
+            for one in found
+            if one.variant == variant and (variant or one.policy == self.beside)
+        ]
+
+    def table(self, found: Sequence[Outcome], head: str, more: Mapping[str, Sequence[str]]) -> str:
+        """Return scores by value, a column for each curve; `more` columns go on from there."""
+        values = list(dict.fromkeys(value for curve in self.curves.values() for value in curve))
+        lines = [
+            (
+                str(value),
+                *(
+                    score(self.scores(found, curve[value]) if value in curve else [])
+                    for curve in self.curves.values()
+                ),
+                *(column[place] for column in more.values()),
+            )
+            for place, value in enumerate(values)
+        ]
+        return markdown_table((head, *self.curves, *more), lines)
+
+    def differences(self, found: Sequence[Outcome]) -> str:
+        """Return what each is off the usual one in the same seeds, where there are several."""
+        variants = ("", *(one for curve in self.curves.values() for one in curve.values()))
+        late = {
+            variant: {
+                one.seed: fmean(one.late_scores()) for one in self._of(found, variant) if one.curve
+            }
+            for variant in variants
+        }
+        usual = late[self.usual]
+        lines = []
+        for variant, of_seeds in late.items():
+            common = sorted(set(of_seeds) & set(usual))
+            if len(common) > 1 and of_seeds is not usual:
+                ours, theirs = ([scores[seed] for seed in common] for scores in (of_seeds, usual))
+                lines.append((variant or self.beside, str(len(common)), paired(ours, theirs)))
+        if not lines:
+            return ""
+        heads = (f"instead of {self.usual_in_words}", "seeds", "difference ± standard error")
+        return markdown_table(heads, lines)
+
+    def draw(self, found: Sequence[Outcome], path: Path) -> Path:
+        """Draw a panel for each row; bars and the band go from the least to the most of seeds."""
+        rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
+        figure = new_figure(5.2 * len(rows), 3.8)
+        panels = figure.subplots(1, len(rows), squeeze=False).ravel()
+        for axes, key in zip(panels, rows, strict=True):
+            here = [one for one in found if (one.row, one.horizon) == key]
+            ticks = set[int]()
+            for colour, (label, curve) in zip(COLOURS, self.curves.items(), strict=False):
+                every = {value: self.scores(here, variant) for value, variant in curve.items()}
+                there = {value: scores for value, scores in every.items() if scores}
+                ticks |= set(there)
+                means = [fmean(scores) for scores in there.values()]
+                below = [mean - min(each) for mean, each in zip(means, there.values(), strict=True)]
+                above = [max(each) - mean for mean, each in zip(means, there.values(), strict=True)]
+                if there:
+                    axes.errorbar(
+                        list(there),
+                        means,
+                        (below, above),
+                        fmt="o-",
+                        capsize=3,
+                        color=colour,
+                        label=label,
+                    )
+            beside = self.scores(here, "")
+            if beside:
+                axes.axhspan(min(beside), max(beside), color="#777777", alpha=0.12, lw=0)
+                label = self.beside_in_words
+                axes.axhline(fmean(beside), color="#777777", linestyle=":", label=label)
+            plain(axes, self.setting, "test accuracy")
+            axes.set_xscale("log")
+            axes.set_xticks(sorted(ticks), map(str, sorted(ticks)))
+            axes.minorticks_off()
+            axes.set_title(", ".join(key), loc="left", fontsize=10)
+            axes.legend(fontsize=8, frameon=False)
+        return write_figure(figure, path)

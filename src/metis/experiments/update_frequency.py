@@ -1,0 +1,118 @@
+"""Beyond the paper: how asynchronous policies depend on the number of local epochs.
+
+The paper says that of 1 to 32 epochs an update 4 were best, and that adaptive learners are better
+still, but shows neither curve. Everything but the epochs is Table I's; AsyncDVW(a), whose learners
+choose them, stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from metis.experiments import table1
+from metis.experiments.cells import Cell, Setting, federated_cell
+from metis.experiments.outcome import Outcome, read_outcomes
+from metis.experiments.sensitivity import Sensitivity
+from metis.experiments.study import Choice, Report, Study, chosen
+from metis.experiments.words import (
+    TITLES,
+    costs_table,
+    made_with,
+    markdown_table,
+    score,
+    write_page,
+)
+
+NAME = "update-frequency"
+EPOCHS = (1, 2, 4, 8, 16, 32)
+CLUSTER, ADAPTIVE = "heterogeneous", "async-dvw-adaptive"
+POLICIES = ("async-dvw", "async-fedavg")
+
+
+def variant(policy: str, epochs: int) -> str:
+    return f"{policy}-{epochs}epochs"
+
+
+SENSITIVITY = Sensitivity(
+    setting="local epochs for an update",
+    curves={
+        TITLES[policy]: {epochs: variant(policy, epochs) for epochs in EPOCHS}
+        for policy in POLICIES
+    },
+    usual=variant("async-dvw", 4),
+    usual_in_words="AsyncDVW(na), 4 epochs",
+    beside=ADAPTIVE,
+    beside_in_words=TITLES[ADAPTIVE],
+)
+
+
+def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    grid = table1.grid_of(choice.data, NAME)
+    chosen(choice.clusters, (CLUSTER,), f"cluster of {NAME}")
+    rows = chosen(choice.rows or ("powerlaw-3",), grid.rows, f"row of {NAME}")
+    policies = chosen(choice.policies, (*POLICIES, ADAPTIVE), f"policy of {NAME}")
+    plans: list[tuple[str, str, dict[str, object]]] = [
+        (policy, variant(policy, epochs), {"epochs": epochs})
+        for policy in POLICIES
+        for epochs in (EPOCHS if setting.scale != "smoke" else EPOCHS[:1])
+    ]
+    plans.append((ADAPTIVE, "", {}))
+    return [
+        federated_cell(
+            setting,
+            NAME + grid.suffix,
+            grid.domain,
+            CLUSTER,
+            row,
+            policy,
+            seed,
+            grid.horizons[CLUSTER],
+            variant=name,
+            train=train,
+        )
+        for row in rows
+        for policy, name, train in plans
+        if policy in policies
+        for seed in setting.seeds
+    ]
+
+
+def report(setting: Setting, choice: Choice) -> Report:
+    name = NAME + table1.grid_of(choice.data, NAME).suffix
+    found = read_outcomes(setting.out / name)
+    if not found:
+        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
+    parts = ["## Sensitivity to the number of local epochs\n"]
+    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
+        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
+        parts += [
+            f"{row}, {horizon}; means over the last tenth of the time:\n",
+            SENSITIVITY.table(here, "epochs", {}),
+            f"{TITLES[ADAPTIVE]}: {score(SENSITIVITY.scores(here, ''))}.\n",
+            SENSITIVITY.differences(here),
+            _chosen_epochs([one for one in here if one.policy == ADAPTIVE]),
+        ]
+    picture = SENSITIVITY.draw(found, setting.out / f"{name}.png")
+    parts += [f"![accuracy by local epochs]({picture.name})\n"]
+    parts += [costs_table(found), made_with(found)]
+    return write_page(setting.out, name, "\n".join(parts), [picture])
+
+
+def _chosen_epochs(adaptive: Sequence[Outcome]) -> str:
+    """Return how many epochs adaptive learners took for an update."""
+    lines = []
+    for group in dict.fromkeys(group for one in adaptive for group in one.cycles):
+        mine = [one.cycles[group] for one in adaptive if one.cycles.get(group, {}).get("cycles")]
+        if mine:
+            epochs = [each["epochs"] / each["cycles"] for each in mine]
+            by_loss = [each["by_loss"] / each["cycles"] for each in mine if "by_loss" in each]
+            share = f"{fmean(by_loss):.0%}" if by_loss else "-"
+            lines.append((group, f"{fmean(epochs):.1f}", share))
+    if not lines:
+        return ""
+    heads = (f"learners of {TITLES[ADAPTIVE]}", "epochs for an update", "ended by C1 or C2")
+    return markdown_table(heads, lines)
+
+
+STUDY = Study(NAME, "sensitivity to the number of local epochs", cells, report)
