@@ -10,11 +10,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+from metis.experiments.cells import Cell, Setting, federated_cell
 from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import new_figure, plain, write_figure
+from metis.experiments.study import Choice, Grid, chosen
 from metis.experiments.words import markdown_table, paired, score
 from metis.report.plots import COLOURS
+
+CLUSTER = "heterogeneous"
+ROW = "powerlaw-3"  # if no other is asked for
+
+#: A policy, the variant of its cells, and what of their config is not Table I's.
+Plan = tuple[str, str, Mapping[str, Mapping[str, Any]]]
+
+
+def planned(
+    plans: Sequence[Plan], grid: Grid, study: str, setting: Setting, choice: Choice
+) -> list[Cell]:
+    """Return the cells of these plans; of data other than the paper's they have its name."""
+    chosen(choice.clusters, (CLUSTER,), f"cluster of {study}")
+    rows = chosen(choice.rows or (ROW,), grid.rows, f"row of {study}")
+    known = tuple(dict.fromkeys(policy for policy, _, _ in plans))
+    policies = chosen(choice.policies, known, f"policy of {study}")
+    return [
+        federated_cell(
+            setting,
+            study + grid.suffix,
+            grid.domain,
+            CLUSTER,
+            row,
+            policy,
+            seed,
+            grid.horizons[CLUSTER],
+            variant=variant,
+            **changes,
+        )
+        for row in rows
+        for policy, variant, changes in plans
+        if policy in policies
+        for seed in setting.seeds
+    ]
 
 
 @dataclass(frozen=True, slots=True)

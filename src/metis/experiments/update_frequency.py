@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from metis.experiments import table1
-from metis.experiments.cells import Cell, Setting, federated_cell
+from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome, read_outcomes
-from metis.experiments.sensitivity import Sensitivity
-from metis.experiments.study import Choice, Report, Study, chosen
+from metis.experiments.sensitivity import Plan, Sensitivity, planned
+from metis.experiments.study import Choice, Report, Study
 from metis.experiments.words import (
     TITLES,
     costs_table,
@@ -26,7 +26,7 @@ from metis.experiments.words import (
 
 NAME = "update-frequency"
 EPOCHS = (1, 2, 4, 8, 16, 32)
-CLUSTER, ADAPTIVE = "heterogeneous", "async-dvw-adaptive"
+ADAPTIVE = "async-dvw-adaptive"
 POLICIES = ("async-dvw", "async-fedavg")
 
 
@@ -48,34 +48,13 @@ SENSITIVITY = Sensitivity(
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
-    grid = table1.grid_of(choice.data, NAME)
-    chosen(choice.clusters, (CLUSTER,), f"cluster of {NAME}")
-    rows = chosen(choice.rows or ("powerlaw-3",), grid.rows, f"row of {NAME}")
-    policies = chosen(choice.policies, (*POLICIES, ADAPTIVE), f"policy of {NAME}")
-    plans: list[tuple[str, str, dict[str, object]]] = [
-        (policy, variant(policy, epochs), {"epochs": epochs})
+    plans: list[Plan] = [
+        (policy, variant(policy, epochs), {"train": {"epochs": epochs}})
         for policy in POLICIES
         for epochs in (EPOCHS if setting.scale != "smoke" else EPOCHS[:1])
     ]
     plans.append((ADAPTIVE, "", {}))
-    return [
-        federated_cell(
-            setting,
-            NAME + grid.suffix,
-            grid.domain,
-            CLUSTER,
-            row,
-            policy,
-            seed,
-            grid.horizons[CLUSTER],
-            variant=name,
-            train=train,
-        )
-        for row in rows
-        for policy, name, train in plans
-        if policy in policies
-        for seed in setting.seeds
-    ]
+    return planned(plans, table1.grid_of(choice.data, NAME), NAME, setting, choice)
 
 
 def report(setting: Setting, choice: Choice) -> Report:

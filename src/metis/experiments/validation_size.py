@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metis.experiments import table1
-from metis.experiments.cells import Cell, Setting, federated_cell
+from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome, read_outcomes
-from metis.experiments.sensitivity import Sensitivity
-from metis.experiments.study import Choice, Report, Study, chosen
+from metis.experiments.sensitivity import Plan, Sensitivity, planned
+from metis.experiments.study import Choice, Report, Study
 from metis.experiments.words import costs_table, made_with, score, write_page
 
 NAME = "validation-size"
 PERCENTS = (1, 2, 5, 10)
 KINDS = {"stratified": True, "random": False}
-CLUSTER, POLICY, CONTROL = "heterogeneous", "async-dvw", "async-uniform"
+POLICY, CONTROL = "async-dvw", "async-uniform"
 
 
 def variant(percent: int, kind: str) -> str:
@@ -35,44 +35,22 @@ SENSITIVITY = Sensitivity(
 )
 
 
-def name_of(choice: Choice) -> str:
-    """Return the study's name; with other data it has one of its own."""
-    return NAME + table1.grid_of(choice.data, NAME).suffix
-
-
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
-    grid = table1.grid_of(choice.data, NAME)
-    chosen(choice.clusters, (CLUSTER,), f"cluster of {NAME}")
-    rows = chosen(choice.rows or ("powerlaw-3",), grid.rows, f"row of {NAME}")
-    chosen(choice.policies, (POLICY, CONTROL), f"policy of {NAME}")
-    plans: list[tuple[str, str, dict[str, object]]] = [
-        (POLICY, variant(percent, kind), {"fraction": percent / 100, "stratified": stratified})
+    plans: list[Plan] = [
+        (
+            POLICY,
+            variant(percent, kind),
+            {"validation": {"fraction": percent / 100, "stratified": KINDS[kind]}},
+        )
         for percent in (PERCENTS if setting.scale != "smoke" else PERCENTS[:1])
-        for kind, stratified in KINDS.items()
+        for kind in KINDS
     ]
     plans.append((CONTROL, "", {}))
-    return [
-        federated_cell(
-            setting,
-            name_of(choice),
-            grid.domain,
-            CLUSTER,
-            row,
-            policy,
-            seed,
-            grid.horizons[CLUSTER],
-            variant=kind,
-            validation=validation,
-        )
-        for row in rows
-        for policy, kind, validation in plans
-        if choice.policies is None or policy in choice.policies
-        for seed in setting.seeds
-    ]
+    return planned(plans, table1.grid_of(choice.data, NAME), NAME, setting, choice)
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    name = name_of(choice)
+    name = NAME + table1.grid_of(choice.data, NAME).suffix
     found = read_outcomes(setting.out / name)
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
