@@ -97,6 +97,41 @@ def test_table_1_shows_ours_beside_the_published_and_names_what_is_missing(
     assert (tmp_path / "fig6.png").stat().st_size > 10_000
 
 
+def test_a_table_tells_the_last_tenth_and_how_far_each_is_from_its_rows_best(
+    tmp_path: Path,
+) -> None:
+    def cell(policy: str, seed: int, score: float, row: str = "powerlaw-3") -> Outcome:
+        curve = [[13_000.0, 1, score - 0.1], [14_000.0, 2, score + 0.1]]
+        return outcome(policy, score + 0.1, seed=seed, curve=curve, row=row)
+
+    scores = {"async-dvw": (0.6, 0.8), "fedasync": (0.5, 0.4)}
+    setting = put(
+        tmp_path,
+        *(cell(policy, seed, of[seed]) for policy, of in scores.items() for seed in (0, 1)),
+        cell("async-dvw", 2, 0.1),  # a seed of which fedasync knows nothing
+        cell("async-dvw", 0, 0.3, "powerlaw-5"),
+    )
+
+    text = table1.report(setting, Choice()).text
+
+    _, means, off, *_ = text.split("distribution | SyncFedAvg")[1:]  # the first has final scores
+    told = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[5:7]]
+        for line in means.splitlines()
+        if line.startswith("| powerlaw")
+    }
+    assert told["powerlaw-3"] == ["0.4500 ±0.0500 (2 seeds)", "0.5000 ±0.3500 (3 seeds)"]
+    assert told["powerlaw-5"] == ["-", "0.3000"]
+    told = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[5:7]]
+        for line in off.splitlines()
+        if line.startswith("| powerlaw")
+    }
+    # -0.1 and -0.4 in the same seeds: their standard deviation is 0.2121.
+    assert told["powerlaw-3"] == ["-0.2500 ±0.1500", "best"]
+    assert told["powerlaw-5"] == ["-", "-"]  # one seed
+
+
 def test_cells_of_a_shorter_horizon_are_not_compared(tmp_path: Path) -> None:
     setting = put(tmp_path, outcome("fedasync", 0.3, horizon="1,400 s"))
 

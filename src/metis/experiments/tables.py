@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from metis.experiments.cells import Setting
 from metis.experiments.convergence import draw_convergence
@@ -15,6 +16,8 @@ from metis.experiments.words import (
     costs_table,
     made_with,
     markdown_table,
+    paired,
+    score,
     write_page,
 )
 
@@ -68,7 +71,36 @@ def _block(grid: Grid, cluster: str, found: Sequence[Outcome], horizon: str, pub
         theirs = _paper(grid, here, published, cluster, row, policy, whole)
         return beside(scores, theirs, comparable=horizon == whole)
 
-    return f"{said}:\n\n{_lines(grid, cluster, found, cell)}"
+    return f"{said}:\n\n{_lines(grid, cluster, found, cell)}\n{_late(grid, cluster, found)}"
+
+
+def _late(grid: Grid, cluster: str, found: Sequence[Outcome]) -> str:
+    """Return scores over the last tenth of the time, which single models shake less; of several
+    seeds also how far each policy is from its row's best."""
+    late: dict[tuple[str, str], dict[int, float]] = {}
+    for one in found:
+        if one.curve:
+            late.setdefault((one.row, one.policy), {})[one.seed] = fmean(one.late_scores())
+
+    def mean(row: str, policy: str) -> str:
+        return score([*late.get((row, policy), {}).values()])
+
+    def off_best(row: str, policy: str) -> str:
+        there = {other: late[row, other] for at, other in late if at == row}
+        seeds = sorted(set.intersection(*map(set, there.values()))) if there else []
+        if policy not in there or len(seeds) < 2:
+            return "-"
+        scores = {other: [of[seed] for seed in seeds] for other, of in there.items()}
+        best = max(scores, key=lambda other: fmean(scores[other]))
+        return "best" if policy == best else paired(scores[policy], scores[best])
+
+    text = f"Means over the last tenth of the time:\n\n{_lines(grid, cluster, found, mean)}"
+    if len({one.seed for one in found}) > 1:
+        text += (
+            "\nThese means, off the best of each row in the same seeds, with standard error:\n\n"
+            f"{_lines(grid, cluster, found, off_best)}"
+        )
+    return text
 
 
 def _earlier(
