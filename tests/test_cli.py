@@ -478,6 +478,32 @@ def test_an_engine_that_cannot_be_had_is_told_beside_the_result(metis: Metis) ->
     assert json.loads(done.out)["policy"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        # They have 360, 360, 359, 359 examples: seven mini-batches of 51, then one of 3 or 2.
+        (
+            ["train.batch_size=51"],
+            "2 of 4 learners end each epoch with a mini-batch of at most 2 examples",
+        ),
+        (["train.batch_size=51", "train.drop_last=true"], ""),
+        (["train.batch_size=40"], ""),
+        (["train.batch_size=1000"], ""),  # small learners, rather than small mini-batches
+    ],
+)
+def test_a_tiny_last_mini_batch_is_noted(settings: list[str], note: str, metis: Metis) -> None:
+    even = ["learners=4", "partition.sizes=uniform", "partition.classes=iid"]
+    chosen = [word for setting in (*even, *settings) for word in ("--set", setting)]
+
+    done = metis("run", "--policy", "sync-fedavg", *SMALL, *chosen, "--out", "run")
+
+    assert done.code == 0
+    said = " ".join(done.err.split())
+    assert note in said if note else not said
+    if note:
+        assert "train.drop_last = true leaves it out" in said
+
+
 def test_policies_compared_together_are_shown_side_by_side(metis: Metis, tmp_path: Path) -> None:
     names = "sync-fedavg,async-fedavg"
     done = metis("compare", *SMALL, "--together", "--policies", names, "--out", "pair")

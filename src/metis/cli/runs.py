@@ -183,9 +183,10 @@ def _watch(
 
 
 def note(record: dict[str, Any]) -> None:
-    """Say why a federation is not computed as it was asked for."""
-    if record["kind"] == "run" and record.get("engine_note"):
-        complain("[yellow]note:[/] ", record["engine_note"])
+    """Say why a federation is not computed as it was asked for, or may not learn as it could."""
+    for what in ("engine_note", "batch_note") if record["kind"] == "run" else ():
+        if record.get(what):
+            complain("[yellow]note:[/] ", record[what])
 
 
 def _report(directory: Path, runs: list[Path], show: bool = True) -> None:

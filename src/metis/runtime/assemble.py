@@ -40,6 +40,8 @@ from metis.runtime.simulate import Plan
 if TYPE_CHECKING:
     from torch import nn
 
+TINY = 0.05  # of a mini-batch: what is left for an epoch's last one is worth a word
+
 
 @dataclass(frozen=True, slots=True)
 class Federation:
@@ -171,6 +173,9 @@ def assemble(
         "download": config.download.in_words(),
         "engine": choice.engine,
         "engine_note": choice.note,
+        "batch_note": batch_note(
+            config, {name: len(share.train) for name, share in shares.items()}
+        ),
         "unplaced": division.unplaced,
         "judged": chosen.weighting.judged_by != "nobody",
         "learners": [
@@ -185,6 +190,22 @@ def assemble(
         ],
     }
     return Federation(config, plan, controller, start(bench, choice, shared), layout, header)
+
+
+def batch_note(config: Config, num_examples: Mapping[LearnerId, int]) -> str | None:
+    """Return whose epochs end with so small a mini-batch that it can spoil the model they send."""
+    size = config.train.batch_size
+    assert size is not None
+    left = {name: number % size for name, number in num_examples.items() if number > size}
+    tiny = {name: rest for name, rest in left.items() if 0 < rest <= TINY * size}
+    if config.train.drop_last or not tiny:
+        return None
+    first = min(tiny, key=lambda name: tiny[name])
+    return (
+        f"{len(tiny)} of {len(num_examples)} learners end each epoch with a mini-batch of at most "
+        f"{max(tiny.values())} examples instead of {size} ({first}: {tiny[first]}), which can "
+        "spoil the model that is sent right after it; train.drop_last = true leaves it out"
+    )
 
 
 def resolve(config: Config, dataset: Dataset) -> Config:

@@ -124,8 +124,8 @@ def _check_same(federation: Federation, directory: Path) -> None:
     if (directory / JOURNAL).exists():  # not if it was killed before the first record
         began = next(read_journal(directory / JOURNAL), header)
     for what, now in header.items():
-        # Why another engine was not used is no longer asked once one is settled.
-        if what != "engine_note" and began.get(what) != now:
+        # Notes decide nothing: why another engine was not used is not asked once one is settled.
+        if not what.endswith("_note") and began.get(what) != now:
             raise RunError(
                 f"{directory} was begun with another {what}: "
                 "pass the same model and data as then, and leave its config as it is"
