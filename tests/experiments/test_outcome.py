@@ -13,7 +13,7 @@ import pytest
 from metis.config import load
 from metis.core.errors import Interrupted, RunError
 from metis.experiments.cells import Cell, Horizon, Setting, cell_from_json
-from metis.experiments.outcome import as_text, read_outcome, read_outcomes
+from metis.experiments.outcome import _Cycles, as_text, read_outcome, read_outcomes
 from metis.experiments.work import finished, make, run_cell
 from metis.runtime.journal import Record
 from tests.experiments.made_up import outcome, put
@@ -25,11 +25,11 @@ def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:
         "groups": {"fast": {"seconds_per_step": 0.03}, "slow": {"seconds_per_step": 0.09}},
         "train": {"max_epochs": 4, "epochs": 1},
         "horizon": {"seconds": 20.0},
+        "learners": 4,
     }
     config = load(
         None,
         policy=policy,
-        learners=4,
         model={"name": "linear"},
         partition={"sizes": "uniform", "classes": "iid"},
         **{**usual, **values},
@@ -71,21 +71,21 @@ def test_validation_cycles_and_staleness_of_both_groups_are_kept(tmp_path: Path)
 
 
 def test_what_ended_validation_cycles_is_told_as_the_paper_defines_it(tmp_path: Path) -> None:
-    thresholds = {"fast": (0.5, 2), "slow": (0.1, 1)}
+    thresholds = {"fast": (0.5, 1), "slow": (0.1, 0)}
     cell = small(
         train={"max_epochs": 30},
         groups={
             name: {"seconds_per_step": 0.03 * times, "vc_loss": loss, "vc_tomb": tomb}
             for times, (name, (loss, tomb)) in enumerate(thresholds.items(), start=1)
         },
-        horizon={"seconds": 40.0},
+        horizon={"seconds": 150.0},
     )
     made = run_cell(cell, tmp_path)
 
     # Once more, slowly, from the journal: tombstones counted one by one.
     records = [*map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())]
     group_of = {one["learner"]: one["group"] for one in records[0]["learners"]}
-    counted = {group: [0, 0] for group in thresholds}
+    counted = {group: [0, 0, 0] for group in thresholds}
     for learner, group in group_of.items():
         vc_loss, vc_tomb = thresholds[group]
         losses: list[float] = []
@@ -100,13 +100,34 @@ def test_what_ended_validation_cycles_is_told_as_the_paper_defines_it(tmp_path: 
                     tombstones += change >= 0 or abs(change) <= vc_loss
                 counted[group][0] += 1
                 counted[group][1] += tombstones > vc_tomb
+                counted[group][2] += tombstones <= vc_tomb and len(losses) == 30
                 losses = []
-    told = {group: [one["cycles"], one["by_loss"]] for group, one in made.cycles.items()}
+    names = ("cycles", "by_loss", "by_cap")
+    told = {group: [one[name] for name in names] for group, one in made.cycles.items()}
     assert told == counted
-    assert 0 < told["fast"][1] < told["fast"][0]  # some for staleness alone
+    every, by_loss, by_cap = told["fast"]
+    assert 0 < by_loss < every - by_cap, told  # some for staleness alone
+
+    short = run_cell(small(train={"max_epochs": 3}, horizon={"seconds": 9.0}), tmp_path / "short")
+    for one in short.cycles.values():
+        assert one["by_cap"] == one["cycles"] == one["epochs"] / 3 > 0
 
     unknowable = run_cell(small(train={"burn_in_epochs": 0, "max_epochs": 4}), tmp_path / "other")
     assert not any("by_loss" in one for one in unknowable.cycles.values())
+
+
+def test_epochs_of_a_task_that_failed_are_of_no_cycle() -> None:
+    config = small(groups={"fast": {"vc_loss": 0.0, "vc_tomb": 0}}, learners=1).config
+    told = _Cycles(config)
+    for task, losses, ends in ((1, (0.5, 0.4), "fail"), (2, (0.9, 0.7, 0.5), "arrive")):
+        for loss in losses:
+            told.add({"kind": "steps", "learner": "learner-01", "task": task, "loss": loss})
+        told.add({"kind": ends, "learner": "learner-01", "task": task})
+
+    found = told.by_group({"learner-01": "fast"})["fast"]
+
+    assert (found["losses"], found["offers"]) == ([0.9, 0.7, 0.5], [3])
+    assert (found["cycles"], found["epochs"], found["by_loss"]) == (1, 3, 0)
 
 
 def test_an_outcome_is_read_back_as_it_was_written(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def test_a_table_tells_the_last_tenth_and_how_far_each_is_from_its_rows_best(
     setting = put(
         tmp_path,
         *(cell(policy, seed, of[seed]) for policy, of in scores.items() for seed in (0, 1)),
-        cell("async-dvw", 2, 0.1),  # a seed of which fedasync knows nothing
+        cell("async-dvw", 2, 0.7),  # a seed of which fedasync knows nothing
+        cell("async-uniform", 2, 0.9),  # of one seed nothing is told
         cell("async-dvw", 0, 0.3, "powerlaw-5"),
     )
 
@@ -120,14 +121,14 @@ def test_a_table_tells_the_last_tenth_and_how_far_each_is_from_its_rows_best(
         for line in means.splitlines()
         if line.startswith("| powerlaw")
     }
-    assert told["powerlaw-3"] == ["0.4500 ±0.0500 (2 seeds)", "0.5000 ±0.3500 (3 seeds)"]
+    assert told["powerlaw-3"] == ["0.4500 ±0.0500 (2 seeds)", "0.7000 ±0.1000 (3 seeds)"]
     assert told["powerlaw-5"] == ["-", "0.3000"]
     told = {
         line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[5:7]]
         for line in off.splitlines()
         if line.startswith("| powerlaw")
     }
-    # -0.1 and -0.4 in the same seeds: their standard deviation is 0.2121.
+    # -0.1 and -0.4 in the seeds that both have: their standard deviation is 0.2121.
     assert told["powerlaw-3"] == ["-0.2500 ±0.1500", "best"]
     assert told["powerlaw-5"] == ["-", "-"]  # one seed
 
@@ -435,6 +436,18 @@ def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
     assert (tmp_path / "validation-size.png").stat().st_size > 10_000
 
 
+def test_seeds_that_come_to_the_same_can_be_drawn(tmp_path: Path) -> None:
+    """The mean of three times 0.1 is more than 0.1."""
+    more = {"study": "update-frequency", "variant": "async-dvw-32epochs"}
+    cells = [
+        outcome("async-dvw", 0.1, seed=seed, curve=[[9.0, 1, 0.1]], **more) for seed in (1, 2, 3)
+    ]
+
+    (_, picture) = update_frequency.report(put(tmp_path, *cells), Choice()).files
+
+    assert picture.stat().st_size > 10_000
+
+
 def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_choose(
     tmp_path: Path,
 ) -> None:
@@ -635,7 +648,11 @@ def test_a_belief_tried_with_other_data_and_several_seeds_is_compared_in_the_sam
 
 
 def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -> None:
-    cycles = {"fast": {"learner": "learner-01", "losses": [2.0, 1.0, 1.1], "offers": [2]}}
+    cycles: dict[str, Any] = {
+        "fast": {"learner": "learner-01", "losses": [2.0, 1.0, 1.1], "offers": [2]}
+    }
+    cycles["fast"] |= {"cycles": 9, "epochs": 40, "by_loss": 5, "by_cap": 1}
+    cycles["slow"] = {**cycles["fast"], "cycles": 0}  # not one came to its end
     stale = {"fast": {"first": [10, 30], "updates": 2, "median": 20, "mean": 20.0, "std": 14.1}}
     mine = {"row": "uniform-iid", "cycles": cycles, "staleness": stale, "dataset": "mnist"}
     setting = put(
@@ -648,6 +665,8 @@ def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -
     staled = fig4.report(setting, Choice(data="mnist"))
 
     assert "1 cycles in its first 3 epochs" in cycled.text
+    assert "all fast learners: of 9 cycles 5 ended since the loss hardly fell" in cycled.text
+    assert "1 after the most epochs a cycle may have, 3 for staleness alone (C3)" in cycled.text
     assert "| fast  | 2       | 20     | 20   | 14  |" in staled.text
     assert [path.name for path in cycled.files] == ["fig3-mnist.md", "fig3-mnist.png"]
     assert [path.name for path in staled.files] == ["fig4-mnist.md", "fig4-mnist.png"]

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metis.zoo import fused
@@ -242,6 +247,7 @@ def test_a_residual_network_made_of_kernels_is_the_network(
     torch.manual_seed(0)
     x, towards = torch.randn(3, 3, 16, 16, device=DEVICE), torch.randn(3, 10, device=DEVICE)
     start = CifarResNet(1, 10).to(DEVICE)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # it has other roundings
     for name in RESNET_KERNELS:
         monkeypatch.delitem(sys.modules, f"metis.zoo.{name}", raising=False)
     found = []
@@ -258,6 +264,66 @@ def test_a_residual_network_made_of_kernels_is_the_network(
 
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, 0x7FC00001, -1])
+def test_a_small_convolution_of_what_is_no_number_is_none(bits: int, close: float) -> None:
+    """However the bits of such a value are set: rounding them could make a number of it."""
+    x = torch.zeros(1, 16, 4, 4, device=DEVICE, requires_grad=True)
+    with torch.no_grad():
+        x[0, 3, 2, 2] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    weight = torch.ones(16, 16, 3, 3, device=DEVICE, requires_grad=True)
+
+    y = kernels("conv_cuda").SmallConv.apply(x, weight)
+    y.sum().backward()
+
+    assert y[:, :, 1:, 1:].isnan().all()
+    assert not y[:, :, 0].isnan().any()
+    assert gradients(weight)[0][:, 3].isnan().any()
+
+
+def test_kernels_say_what_they_do_not_compute() -> None:
+    conv = kernels("conv_cuda").fits
+    assert conv(nn.Conv2d(16, 32, 3, padding=1, bias=False))
+    others: list[dict[str, Any]] = [{"stride": 2}, {"padding": 0}, {"dilation": 2}, {"groups": 2}]
+    for settings in (*others, {"bias": True}):
+        assert not conv(nn.Conv2d(16, 16, 3, **{"padding": 1, "bias": False, **settings}))
+    assert not conv(nn.Conv2d(16, 64, 3, padding=1, bias=False))
+    assert not conv(nn.Conv2d(16, 16, 1, bias=False))
+
+    norm, x = kernels("batch_norm_cuda").fits, torch.zeros(2, 16, 1, 1)
+    assert norm(nn.BatchNorm2d(16), x)
+    assert not norm(nn.BatchNorm2d(16), x[:1])  # torch says that one value is too few
+    assert not norm(nn.BatchNorm2d(16).eval(), x)
+    others = [{"momentum": None}, {"affine": False}, {"track_running_stats": False}]
+    for settings in others:
+        assert not norm(nn.BatchNorm2d(16, **settings), x)
+    assert not norm(nn.BatchNorm2d(48), torch.zeros(2, 48, 1, 1))
+
+
+def test_every_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
+    """The interpreter takes more than the compiler does. In a process of its own: it is either."""
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "0",
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.zoo.compile_kernels"],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    compiled = json.loads(done.stdout)
+    kernel_files = {*KERNELS, *RESNET_KERNELS}
+    assert {name.partition(".")[0] for name in compiled} == kernel_files
+    assert all(variants and min(variants) > 1000 for variants in compiled.values()), compiled
 
 
 def test_batch_norm_of_what_is_no_number_is_none() -> None:

@@ -58,10 +58,11 @@ def report(setting: Setting, choice: Choice) -> Report:
         for group, one in cycles.items()
     ]
     causes = [
-        f"- all {group} learners: {one['by_loss']:,} of {one['cycles']:,} cycles ended since the "
-        "loss hardly fell (C1 or C2), the others for staleness alone (C3)"
+        f"- all {group} learners: of {one['cycles']:,} cycles {one['by_loss']:,} ended since the "
+        f"loss hardly fell (C1 or C2), {one['by_cap']:,} after the most epochs a cycle may have, "
+        f"{one['cycles'] - one['by_loss'] - one['by_cap']:,} for staleness alone (C3)"
         for group, one in cycles.items()
-        if "by_loss" in one  # without burn-in there is no telling
+        if one.get("cycles") and "by_loss" in one  # without burn-in there is no telling
     ]
     text = "\n".join(
         [

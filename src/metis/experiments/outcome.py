@@ -288,22 +288,28 @@ class _Cycles:
     """Validation losses by epoch, and the epochs after which a learner offered its model."""
 
     def __init__(self, config: Config) -> None:
+        self._open: defaultdict[int, list[float]] = defaultdict(list)  # by task
         self._losses: defaultdict[str, list[float]] = defaultdict(list)
         self._offers: defaultdict[str, list[int]] = defaultdict(list)
-        self._burn_in = config.train.burn_in_epochs
+        self._train = config.train
         self._criteria = {
-            name: ValidationCycle(group.vc_loss or 0.0, group.vc_tomb or 0, self._burn_in)
+            name: ValidationCycle(
+                group.vc_loss or 0.0, group.vc_tomb or 0, config.train.burn_in_epochs
+            )
             for name, group in config.groups.items()
         }
 
     def add(self, record: Record) -> None:
         if record["kind"] == "steps" and record["loss"] is not None:
-            self._losses[record["learner"]].append(record["loss"])
-        elif record["kind"] == "arrive" and record["learner"] in self._losses:
-            self._offers[record["learner"]].append(len(self._losses[record["learner"]]))
+            self._open[record["task"]].append(record["loss"])
+        elif record["kind"] == "arrive" and record["task"] in self._open:  # others came to nothing
+            name = record["learner"]
+            self._losses[name] += self._open.pop(record["task"])
+            self._offers[name].append(len(self._losses[name]))
 
     def _in_all(self, group: str, members: Sequence[str]) -> dict[str, int]:
-        """Return how many cycles a group had, of how many epochs, and how many C1 or C2 ended.
+        """Return how many cycles a group had, of how many epochs, and how many of them were ended
+        by C1 or C2, and how many by the most epochs that a cycle may have; the others were by C3.
 
         The loss of a received model is not in the journal. With burn-in nobody asks for it;
         without, what ended a cycle is not told.
@@ -314,9 +320,12 @@ class _Cycles:
             for begin, end in pairwise((0, *self._offers[name]))
         ]
         totals = {"cycles": len(cycles), "epochs": sum(map(len, cycles))}
-        if self._burn_in:
-            progress = [Progress(len(one), (one[0], *one), 0, ()) for one in cycles]
-            totals["by_loss"] = sum(map(self._criteria[group], progress))
+        if self._train.burn_in_epochs:
+            stopped = self._criteria[group]
+            by_loss = [stopped(Progress(len(one), (one[0], *one), 0, ())) for one in cycles]
+            too_long = [len(one) >= self._train.max_epochs for one in cycles]
+            totals["by_loss"] = sum(by_loss)
+            totals["by_cap"] = sum(b and not a for a, b in zip(by_loss, too_long, strict=True))
         return totals
 
     def by_group(self, groups: dict[str, str]) -> dict[str, dict[str, Any]]:

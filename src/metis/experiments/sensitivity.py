@@ -126,18 +126,10 @@ class Sensitivity:
                 there = {value: scores for value, scores in every.items() if scores}
                 ticks |= set(there)
                 means = [fmean(scores) for scores in there.values()]
-                below = [mean - min(each) for mean, each in zip(means, there.values(), strict=True)]
-                above = [max(each) - mean for mean, each in zip(means, there.values(), strict=True)]
                 if there:
-                    axes.errorbar(
-                        list(there),
-                        means,
-                        (below, above),
-                        fmt="o-",
-                        capsize=3,
-                        color=colour,
-                        label=label,
-                    )
+                    axes.plot(list(there), means, "o-", color=colour, label=label)
+                    low, high = map(min, there.values()), map(max, there.values())
+                    axes.vlines(list(there), [*low], [*high], color=colour, lw=1.5)
             beside = self.scores(here, "")
             if beside:
                 axes.axhspan(min(beside), max(beside), color="#777777", alpha=0.12, lw=0)
@@ -148,5 +140,6 @@ class Sensitivity:
             axes.set_xticks(sorted(ticks), map(str, sorted(ticks)))
             axes.minorticks_off()
             axes.set_title(", ".join(key), loc="left", fontsize=10)
-            axes.legend(fontsize=8, frameon=False)
+            if ticks or beside:
+                axes.legend(fontsize=8, frameon=False)
         return write_figure(figure, path)

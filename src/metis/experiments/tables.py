@@ -76,7 +76,7 @@ def _block(grid: Grid, cluster: str, found: Sequence[Outcome], horizon: str, pub
 
 def _late(grid: Grid, cluster: str, found: Sequence[Outcome]) -> str:
     """Return scores over the last tenth of the time, which single models shake less; of several
-    seeds also how far each policy is from its row's best."""
+    seeds also how far each policy is from its row's best, in the seeds that both have."""
     late: dict[tuple[str, str], dict[int, float]] = {}
     for one in found:
         if one.curve:
@@ -86,18 +86,21 @@ def _late(grid: Grid, cluster: str, found: Sequence[Outcome]) -> str:
         return score([*late.get((row, policy), {}).values()])
 
     def off_best(row: str, policy: str) -> str:
-        there = {other: late[row, other] for at, other in late if at == row}
-        seeds = sorted(set.intersection(*map(set, there.values()))) if there else []
-        if policy not in there or len(seeds) < 2:
+        several = [other for at, other in late if at == row and len(late[at, other]) > 1]
+        if policy not in several:
             return "-"
-        scores = {other: [of[seed] for seed in seeds] for other, of in there.items()}
-        best = max(scores, key=lambda other: fmean(scores[other]))
-        return "best" if policy == best else paired(scores[policy], scores[best])
+        best = max(several, key=lambda other: fmean(late[row, other].values()))
+        mine, theirs = late[row, policy], late[row, best]
+        seeds = sorted(set(mine) & set(theirs))
+        if policy == best or len(seeds) < 2:
+            return "best" if policy == best else "-"
+        return paired([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
     text = f"Means over the last tenth of the time:\n\n{_lines(grid, cluster, found, mean)}"
     if len({one.seed for one in found}) > 1:
         text += (
-            "\nThese means, off the best of each row in the same seeds, with standard error:\n\n"
+            "\nThese means, off the best of each row (by the same means, which favours it), in the "
+            "seeds that both have, with standard error:\n\n"
             f"{_lines(grid, cluster, found, off_best)}"
         )
     return text

@@ -72,6 +72,9 @@ def report(setting: Setting, choice: Choice) -> Report:
             SENSITIVITY.differences(here),
             _chosen_epochs([one for one in here if one.policy == ADAPTIVE]),
         ]
+    seeds = {one.seed for one in found}
+    if len(seeds) > 1:
+        parts.append(f"Of {len(seeds)} seeds; bars and the band go from the least to the most.\n")
     picture = SENSITIVITY.draw(found, setting.out / f"{name}.png")
     parts += [f"![accuracy by local epochs]({picture.name})\n"]
     parts += [costs_table(found), made_with(found)]

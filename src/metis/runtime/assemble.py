@@ -193,18 +193,18 @@ def assemble(
 
 
 def batch_note(config: Config, num_examples: Mapping[LearnerId, int]) -> str | None:
-    """Return whose epochs end with so small a mini-batch that it can spoil the model they send."""
+    """Return whose epochs end with so small a mini-batch that it can spoil their models."""
     size = config.train.batch_size
     assert size is not None
     left = {name: number % size for name, number in num_examples.items() if number > size}
     tiny = {name: rest for name, rest in left.items() if 0 < rest <= TINY * size}
     if config.train.drop_last or not tiny:
         return None
-    first = min(tiny, key=lambda name: tiny[name])
+    first, most = min(tiny, key=lambda name: tiny[name]), max(tiny.values())
     return (
         f"{len(tiny)} of {len(num_examples)} learners end each epoch with a mini-batch of at most "
-        f"{max(tiny.values())} examples instead of {size} ({first}: {tiny[first]}), which can "
-        "spoil the model that is sent right after it; train.drop_last = true leaves it out"
+        f"{most} example{'s' if most > 1 else ''} instead of {size} ({first}: {tiny[first]}), "
+        "which can spoil a model; train.drop_last = true leaves it out"
     )
 
 

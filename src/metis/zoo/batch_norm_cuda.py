@@ -207,6 +207,12 @@ class FusedBatchNorm(torch.autograd.Function):
         return dx, totals[0], totals[1], None, None, None, None
 
 
+def fits(norm: torch.nn.BatchNorm2d, x: Tensor) -> bool:
+    """Whether this normalisation is one that these kernels compute."""
+    settled = norm.training and norm.track_running_stats and norm.momentum is not None
+    return settled and norm.affine and norm.num_features in WIDTHS and x.numel() > x.shape[1]
+
+
 def _sizes(x: Tensor) -> tuple[int, int, int, int, int]:
     """Return channels, pixels at a time, pixels, blocks for each program, programs that add up."""
     width, num_rows = x.shape[1], x.numel() // x.shape[1]

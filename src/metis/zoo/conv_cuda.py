@@ -1,7 +1,7 @@
 """3x3 convolutions of few channels on a GPU: stride 1, "same" padding, channels last.
 
-cuDNN's tiles are wider than 16 channels, and its repeatable way to the gradient of such filters
-first copies both of its operands. Imported only where there is a GPU and Triton.
+Written since cuDNN is made for many more channels. How much they bring has not been measured on
+committed code. Imported only where there is a GPU and Triton.
 """
 # Kernels are no Python: mypy can make nothing of them.
 # mypy: ignore-errors
@@ -13,10 +13,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDTHS = (16, 32)  # channels; with 64 cuDNN is as fast
+WIDTHS = (16, 32)  # channels
 SIDE = 3
 ROWS, WARPS = 128, 8  # pixels per program
 BLOCKS = {16: (64, 16), 32: (32, 8)}  # pixels at a time, and how often, to add filters up
+
+
+@triton.jit
+def _product(a, b, total, precision: tl.constexpr):
+    """total + a @ b. Rounded to tf32, where tensor cores would cut off; what is no number stays."""
+    if precision == "tf32":
+        a, b = _rounded(a), _rounded(b)
+    return tl.dot(a, b, total, input_precision=precision)
+
+
+@triton.jit
+def _rounded(x):
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
 
 
 @triton.jit
@@ -53,7 +67,7 @@ def _convolve(
             tap = (side - 1 - k // side) * line_stride + (side - 1 - k % side) * column_stride
         else:
             tap = (k // side) * line_stride + (k % side) * column_stride
-        total = tl.dot(x, tl.load(filters + tap), total, input_precision=precision)
+        total = _product(x, tl.load(filters + tap), total, precision)
     at = row[:, None] * num_out + out[None, :]
     tl.store(y_at + at, total, mask=(row < num_rows)[:, None])
 
@@ -75,7 +89,7 @@ def _tap(
     there = there & (column + right >= 0) & (column + right < width)
     at = (row + down * width + right)[:, None] * num_in + tl.arange(0, num_in)[None, :]
     x = tl.load(x_at + at, mask=there[:, None], other=0.0)
-    return tl.dot(tl.trans(x), dy, total, input_precision=precision)
+    return _product(tl.trans(x), dy, total, precision)
 
 
 @triton.jit
@@ -133,8 +147,9 @@ class SmallConv(torch.autograd.Function):
 
 def fits(conv: torch.nn.Conv2d) -> bool:
     """Whether this convolution is one that these kernels compute."""
-    widths = {conv.in_channels, conv.out_channels} <= {*WIDTHS}
-    return widths and conv.kernel_size == (SIDE, SIDE) and conv.stride == (1, 1)
+    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.bias)
+    known = ((SIDE, SIDE), (1, 1), (1, 1), (1, 1), 1, None)
+    return shape == known and {conv.in_channels, conv.out_channels} <= {*WIDTHS}
 
 
 def _convolved(x: Tensor, weight: Tensor, backwards: bool) -> Tensor:

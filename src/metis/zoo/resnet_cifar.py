@@ -73,10 +73,12 @@ class CifarResNet(nn.Module):
 
 def _active(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
     """Return relu(norm(x))."""
-    if not (norm.training and fused.is_for_kernels(x) and _is_float32(x)):
+    if not (fused.is_for_kernels(x) and _is_float32(x)):
         return F.relu(norm(x))
-    from metis.zoo.batch_norm_cuda import FusedBatchNorm
+    from metis.zoo.batch_norm_cuda import FusedBatchNorm, fits
 
+    if not fits(norm, x):
+        return F.relu(norm(x))
     assert norm.num_batches_tracked is not None
     norm.num_batches_tracked.add_(1)
     running = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
