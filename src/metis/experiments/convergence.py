@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 3
+CLIMB = 0.02  # of the virtual time: so long the first climb takes
+MARGIN = 0.08  # below the lowest of what comes after it, of its range
 _MOMENTS = 400  # at which the mean of several seeds is taken
 _LEFT, _WIDTH, _HEIGHT, _LABELS = 0.68, 0.3, 0.3, 0.06  # of an inset, as shares of its panel
 
@@ -40,6 +42,7 @@ def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
         here = [one for one in found if one.row == row]
         _curves(axes, here)
         plain(axes, "virtual time (s)", "test accuracy")
+        axes.set_ylim(bottom=_floor(here))
         _inset(axes, here[0])
         axes.set_title(row, loc="left", fontsize=10)
     handles, labels = [], []
@@ -68,6 +71,14 @@ def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
             scores = each.mean(axis=0)
             axes.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.1, linewidth=0)
         axes.plot(at, scores, color=colour, linestyle=style, linewidth=1.2, label=TITLES[policy])
+
+
+def _floor(found: Sequence[Outcome]) -> float | None:
+    """Return where an axis begins: below all that comes after the first climb, which hides it."""
+    after = [
+        score for one in found for at, _, score in one.curve if at >= CLIMB * one.virtual_seconds
+    ]
+    return min(after) - MARGIN * (max(after) - min(after)) if len(set(after)) > 1 else None
 
 
 def _inset(axes: Axes, one: Outcome) -> None:
