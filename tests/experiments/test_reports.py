@@ -408,11 +408,17 @@ def test_costs_of_several_seeds_are_drawn_as_their_mean_where_all_of_them_were()
 
 def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
     curve = [[100.0 * at, at, score] for at, score in enumerate([0.0, 0.3, 0.6, 0.9])]
-    one = outcome("async-dvw", 0.9, curve=curve, traffic=[[0] * 4] * 4, virtual_seconds=10_000.0)
+    late = [[time + 10_000.0, version, score] for time, version, score in curve]
+    one = outcome("async-dvw", 0.9, curve=late, traffic=[[0] * 4] * 4, virtual_seconds=10_000.0)
 
     scores = [round(point.score, 9) for point in cost.spent_by(one)]
 
     assert scores == [0.0, 0.15, 0.3, 0.45]  # of the last 500 s
+
+    early = replace(one, curve=[[at / 10, version, score] for at, version, score in curve])
+    scores = [round(point.score, 9) for point in cost.spent_by(early)]
+
+    assert scores == [0.0, 0.3, 0.6, 0.9]  # of a fifth of the time until then
 
 
 def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
