@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from itertools import product
@@ -221,3 +222,20 @@ def test_a_peer_that_is_not_installed_is_named_with_how_to_install_it(tmp_path: 
     assert done.returncode == 2
     assert "pip install" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_cells_side_by_side_are_counted_with_and_without_a_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    control.parent.mkdir()
+    control.write_text("#!/bin/sh\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{control.parent}{os.pathsep}{os.environ['PATH']}")
+    results = ("--results", str(tmp_path / "cells"))
+
+    found = measured("side_by_side.py", tmp_path / "found.json", *results)
+
+    in_turns, at_once = (found[f"samples_per_second_{way}"] for way in ("in_turns", "with_mps"))
+    assert len(in_turns) == len(at_once) == 4
+    assert found["ratio"] == pytest.approx(sum(at_once) / sum(in_turns), rel=0.01)

@@ -68,6 +68,7 @@ def test_every_table_and_figure_can_be_made_of_generated_data(metis: Metis, tmp_
         (["fig7", "--data", "mnist"], ["--data: fig7 is made of the paper's data alone"]),
         (["beliefs", "--data", "mnist", "--rows", "skewed-5"], ["row of beliefs 'skewed-5'"]),
         (["beliefs", "--cluster", "homogenous"], ["did you mean 'homogeneous'?"]),
+        (["table1", "--mps"], ["--mps: ", "needs --device cuda"]),
         (["all", "--data", "mnist"], ["--data goes with one table or figure"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

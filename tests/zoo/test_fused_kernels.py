@@ -92,7 +92,7 @@ def test_what_is_no_number_stays_none() -> None:
 
 
 def test_gradients_of_the_inputs_do_not_take_the_way_that_has_none(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, close: float
 ) -> None:
     module, x = network(), torch.randn(1, 3, 24, 24, device=DEVICE)
     found = []
@@ -102,7 +102,7 @@ def test_gradients_of_the_inputs_do_not_take_the_way_that_has_none(
         module(inputs).sum().backward()
         found += gradients(inputs)
 
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    assert distance(*found) < 10 * close * float(found[1].abs().max())
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

@@ -75,6 +75,12 @@ def reproduce(
         str | None, typer.Option(help="float32, tf32 or bf16; default: tf32 on a GPU.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that are made side by side.")] = 1,
+    mps: Annotated[
+        bool,
+        typer.Option(
+            "--mps", help="They compute on the GPU at once, by NVIDIA's MPS, not in turns."
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(help="Where cells and results go.")] = Path("runs/reproduce"),
     resume: Annotated[
         bool, typer.Option("--resume/--restart", help="What becomes of interrupted cells.")
@@ -105,6 +111,8 @@ def reproduce(
         raise ConfigError(f"--scale: {unknown('scale', scale, SCALES)}")
     if device not in (None, "cpu", "cuda"):
         raise ConfigError(f"--device: {unknown('device', device, ('cpu', 'cuda'))}")
+    if mps and device != "cuda":
+        raise ConfigError("--mps: processes share a GPU by it, so it needs --device cuda")
     if what == "all" and data is not None:
         raise ConfigError("--data goes with one table or figure, not with all of them")
     setting = Setting(
@@ -113,6 +121,7 @@ def reproduce(
         device=device or "cpu",
         precision=precision,
         jobs=jobs,
+        mps=mps,
         seeds=seeds_in(seeds),
         rounds=rounds,
         seconds=seconds,

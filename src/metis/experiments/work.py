@@ -13,15 +13,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metis.config import load
 from metis.core.errors import Interrupted, MetisError, RunError
 from metis.experiments.cells import Cell, Setting
+from metis.experiments.mps import computing_at_once
 from metis.experiments.outcome import (
     FILE,
     Outcome,
@@ -181,9 +182,14 @@ def _side_by_side(
     cells: Sequence[Cell], setting: Setting, progress: _Progress, watch: Watch
 ) -> None:
     going: dict[str, subprocess.Popen[bytes]] = {}
-    with _stopping(setting) as stop, ThreadPoolExecutor(setting.jobs) as pool:
+    at_once = computing_at_once() if setting.mps else nullcontext()
+    with (
+        at_once as environment,
+        _stopping(setting) as stop,
+        ThreadPoolExecutor(setting.jobs) as pool,
+    ):
         futures = {
-            pool.submit(_in_own_process, cell, setting.out, going, stop, watch): cell
+            pool.submit(_in_own_process, cell, setting.out, environment, going, stop, watch): cell
             for cell in cells
         }
         told = set[str]()
@@ -204,6 +210,7 @@ def _side_by_side(
 def _in_own_process(
     cell: Cell,
     out: Path,
+    environment: Mapping[str, str] | None,
     going: dict[str, subprocess.Popen[bytes]],
     stop: threading.Event,
     watch: Watch,
@@ -222,6 +229,7 @@ def _in_own_process(
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            env=environment,
             process_group=0,  # Ctrl-C reaches us alone, and we tell it once
         )
         going[cell.name] = process

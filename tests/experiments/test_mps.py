@@ -1,0 +1,102 @@
+"""A daemon lets processes share a GPU: it is ours, and gone when we are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metis.core.errors import RunError
+from metis.experiments import table1, work
+from metis.experiments.cells import Setting
+from metis.experiments.mps import PIPES, computing_at_once
+from metis.experiments.study import Choice
+
+#: What is said to it, and where its pipes are.
+STAND_IN = '#!/bin/sh\necho "$* $(cat) {variable}=${variable}" >> "{log}"\nexit {status}\n'
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return stand_in(tmp_path, monkeypatch, status=0)
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> Path:
+    """Put something on the path that is called as the daemon's control; return what it logs."""
+    log, program = tmp_path / "log", tmp_path / "bin" / "nvidia-cuda-mps-control"
+    program.parent.mkdir()
+    program.write_text(STAND_IN.format(variable=PIPES, log=log, status=status))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv(PIPES, raising=False)
+    return log
+
+
+def test_a_daemon_is_started_and_ended_and_leaves_nothing(log: Path) -> None:
+    with computing_at_once() as environment:
+        folder = environment[PIPES]
+        assert Path(folder).is_dir()
+        assert log.read_text().split("\n") == [f"-d  {PIPES}={folder}", ""]
+
+    assert log.read_text().split("\n")[1:] == [f" quit {PIPES}={folder}", ""]
+    assert not Path(folder).exists()
+    assert PIPES not in os.environ
+
+
+def test_it_is_ended_when_something_goes_wrong(log: Path) -> None:
+    with pytest.raises(ZeroDivisionError), computing_at_once():
+        _ = 1 / 0
+
+    assert " quit " in log.read_text()
+
+
+def test_a_daemon_of_the_users_own_is_taken_and_left_alone(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PIPES, "/theirs")
+
+    with computing_at_once() as environment:
+        assert environment[PIPES] == "/theirs"
+
+    assert not log.exists()
+
+
+def test_without_the_daemon_or_if_it_fails_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, status=3)
+    with pytest.raises(RunError, match="exit status 3"), computing_at_once():
+        pass
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RunError, match="there is no nvidia-cuda-mps-control"), computing_at_once():
+        pass
+
+
+def test_all_cells_are_made_under_one_daemon(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    really = subprocess.Popen
+
+    def popen(*args: Any, **how: Any) -> subprocess.Popen[bytes]:
+        if how.get("process_group") == 0:  # a cell
+            started.append(how["env"][PIPES])
+        return really(*args, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    setting = Setting(tmp_path / "out", "smoke", jobs=2, rounds=1, mps=True)
+    cells = table1.GRID.cells(setting, Choice(("homogeneous",), None, ("sync-fedavg", "sync-dvw")))
+
+    work.make(cells, setting, lambda text: None, lambda cell: nullcontext(()))
+
+    assert len(started) == 2
+    assert len(set(started)) == 1
+    assert log.read_text().split("\n")[:2] == [
+        f"-d  {PIPES}={started[0]}",
+        f" quit {PIPES}={started[0]}",
+    ]
