@@ -68,6 +68,11 @@ def kinds(directory: Path, *wanted: str) -> list[Record]:
             ["--policy", "async-dvw-adaptive", "--set", "validation.fraction=0"],
             ["validation.fraction = 0", "async-dvw-adaptive needs held-out examples"],
         ),
+        (
+            ["--policy", "async-dvw", "--set", "train.offer=best"],
+            ["train.offer = 'best'", "learners of async-dvw do not compute", "adaptive"],
+        ),
+        (["--set", "train.offer=last"], ["train.offer: unknown value 'last'", "latest"]),
         (["--set", "validation.metric=inverse_mse"], ["does not score a classification", "mcc"]),
         (
             [

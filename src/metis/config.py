@@ -107,6 +107,12 @@ class Train:
         100, "an adaptive learner offers its model at the latest after so many", low=1
     )
     burn_in_epochs: int = key(2, "epochs of a validation cycle before tombstones count", low=0)
+    offer: str = key(
+        "latest",
+        "which model of its validation cycle an adaptive learner offers: its latest, as the paper "
+        "has it, or that of least loss",
+        choices=("latest", "best"),
+    )
     batch_size: int | None = key(None, "default: what suits the data", low=1)
     drop_last: bool = key(
         False,

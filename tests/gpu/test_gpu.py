@@ -45,7 +45,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "fedasync": {"train": {"epochs": 1, "proximal": 0.1}},
     "async-dvw-adaptive": {
         "groups": {"fast": {"vc_tomb": 1}, "slow": {"vc_tomb": 0}},
-        "train": {"max_epochs": 4, "burn_in_epochs": 1},
+        "train": {"max_epochs": 4, "burn_in_epochs": 1, "offer": "best"},
     },
 }
 #: How far models may be apart after five versions, relative to their length.

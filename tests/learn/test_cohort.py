@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,52 @@ def test_losses_are_those_of_the_received_model_and_then_of_the_present_one(
             outputs = module(torch.from_numpy(data.x_train[held_out]))
             wanted = nn.functional.cross_entropy(outputs, torch.from_numpy(data.y_train[held_out]))
         assert loss == pytest.approx(float(wanted), rel=1e-6)
+
+
+#: So fast that the validation loss goes up and down.
+OFFERS_BEST = Training(batch_size=10, learning_rate=0.5, momentum=0.5, offers_best=True)
+
+
+def best_of(learners: Learners, start: Vector, losses: list[float]) -> bytes:
+    """Return the model of least loss after an epoch, trained anew as far as that."""
+    epochs = 1 + losses.index(min(losses))
+    assert 1 < epochs < len(losses), "a choice that could not be wrong"
+    return trained(learners, start, num_steps=5 * epochs)
+
+
+def test_if_wished_the_model_of_least_validation_loss_is_offered(federation: Federate) -> None:
+    learners, start = federation(training=OFFERS_BEST)
+    for _ in range(2):  # the second task knows nothing of the first
+        learners.begin(task(A, start), with_loss=True)
+        (_, first), *others = go_on(learners, A, *[5] * 8)
+        offered = learners.finish(A).tobytes()
+
+        losses = [first, *(loss for (loss,) in others)]
+        assert offered == best_of(learners, start, losses)
+        assert offered != trained(federation()[0], start, num_steps=40)
+
+
+def test_the_best_model_so_far_outlives_a_crash(
+    federations: tuple[Federate, Federate], tmp_path: Path
+) -> None:
+    begun, gone_on = federations
+    learners, start = begun(training=OFFERS_BEST)
+    learners.begin(task(A, start), with_loss=True)
+    (_, first), *others = go_on(learners, A, *[5] * 8)
+    state = packed(learners.state(), tmp_path)
+
+    again, _ = gone_on(training=OFFERS_BEST)
+    again.restore(state)
+
+    losses = [first, *(loss for (loss,) in others)]
+    assert again.finish(A).tobytes() == best_of(again, start, losses)
+
+
+def test_without_losses_the_latest_model_is_offered(federation: Federate) -> None:
+    learners, start = federation(training=OFFERS_BEST)
+    plain = federation(training=replace(OFFERS_BEST, offers_best=False))[0]
+
+    assert trained(learners, start, num_steps=13) == trained(plain, start, num_steps=13)
 
 
 def test_no_losses_are_told_unless_they_were_asked_for(federation: Federate) -> None:

@@ -134,7 +134,10 @@ class Learners(Protocol):
         ...
 
     def finish(self, learner: LearnerId) -> Vector:
-        """Return the trained model and forget the task. All that was expected is done by now."""
+        """Return the trained model and forget the task. All that was expected is done by now.
+
+        That is the latest, or by config the one of least validation loss.
+        """
         ...
 
     def abandon(self, learner: LearnerId) -> None:

@@ -94,6 +94,14 @@ BELIEFS = {
         cluster="heterogeneous",
         horizon=Horizon(seconds=4000.0),
     ),
+    "offer-best": Belief(
+        "of a validation cycle the model of least loss is offered, not the latest",
+        ("powerlaw-3", "uniform-iid"),
+        policies=("async-dvw-adaptive",),
+        train={"offer": "best"},
+        cluster="heterogeneous",
+        horizon=Horizon(seconds=4000.0),
+    ),
     "no-decay": Belief(
         "no weight decay",
         POWER_LAWS,

@@ -240,6 +240,7 @@ def in_words(config: Config) -> str:
     ]
     if config.policy.endswith("adaptive"):
         words.append(f"validation cycles: {cycles}")
+        words += ["their best model is offered"] if train.offer == "best" else []
     else:
         words.append(f"{train.epochs} epochs a request")
     if recipe_of(config).holds_out:
@@ -310,6 +311,7 @@ class _Cycles:
     def _in_all(self, group: str, members: Sequence[str]) -> dict[str, int]:
         """Return how many cycles a group had, of how many epochs, and how many of them were ended
         by C1 or C2, and how many by the most epochs that a cycle may have; the others were by C3.
+        In how many of them the last epoch made the loss larger is told of all.
 
         The loss of a received model is not in the journal. With burn-in nobody asks for it;
         without, what ended a cycle is not told.
@@ -319,7 +321,8 @@ class _Cycles:
             for name in members
             for begin, end in pairwise((0, *self._offers[name]))
         ]
-        totals = {"cycles": len(cycles), "epochs": sum(map(len, cycles))}
+        rose = [len(one) > 1 and one[-1] > one[-2] for one in cycles]
+        totals = {"cycles": len(cycles), "epochs": sum(map(len, cycles)), "rose": sum(rose)}
         if self._train.burn_in_epochs:
             stopped = self._criteria[group]
             by_loss = [stopped(Progress(len(one), (one[0], *one), 0, ())) for one in cycles]

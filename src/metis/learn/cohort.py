@@ -34,6 +34,14 @@ class Run:
     num_told: int = 0  # and fetched
     losses: list[float] = field(default_factory=list)  # on the validation set, not fetched yet
     failure: tuple[int, str] | None = None  # the step whose loss was not finite, and what to say
+    offers_best: bool = False  # the weights of least validation loss, and not the latest
+    best: Tensor | None = None  # these weights so far
+    best_loss: float = 0.0  # theirs, if there are any
+
+    @property
+    def offered(self) -> Tensor:
+        """The weights that would be sent now."""
+        return self.weights if self.best is None else self.best
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +97,18 @@ def settle(run: Run, losses: NDArray[np.float32], steps_per_epoch: int) -> None:
 
 
 def settle_validation(run: Run, loss: float) -> None:
-    """Record a validation loss; one that is not finite makes the steps before it fail."""
+    """Record the validation loss of a run's weights as they are now, or as they were received.
+
+    One that is not finite makes the steps before it fail. Of equal losses the first counts as best.
+    """
     run.losses.append(loss)
-    if run.num_done and run.failure is None and not np.isfinite(loss):
+    if not run.num_done or run.failure is not None:
+        return
+    if not np.isfinite(loss):
         message = f"{run.learner}: validation loss is {loss} after step {run.num_done} of its task"
         run.failure = (run.num_done - 1, message)
+    elif run.offers_best and (run.best is None or loss < run.best_loss):
+        run.best, run.best_loss = run.weights.clone(), loss
 
 
 class Cohort:
@@ -132,6 +147,7 @@ class Cohort:
             weights=weights,
             counters=[counter.clone() for counter in self._bench.initial_counters],
             start=weights.clone() if self._bench.training.proximal else None,
+            offers_best=with_loss and self._bench.training.offers_best,
             optimizer=self.trainer.new_optimizer(version, self._kept.get(task.learner)),
         )
 
@@ -171,7 +187,7 @@ class Cohort:
         ]
 
     def finish(self, learner: LearnerId) -> Vector:
-        return self._bench.trained_vector(self.release(learner).weights)
+        return self._bench.trained_vector(self.release(learner).offered)
 
     def release(self, learner: LearnerId) -> Run:
         """Forget a finished task, but for what is kept for the next; return it."""

@@ -281,7 +281,8 @@ class Processes:
         for run in state["runs"]:
             learner = run["learner"]
             worker = self._positions[learner] % len(parts)
-            values = from_plain(run["weights"], torch.device("cpu"))
+            offered = run["weights"] if run["best"] is None else run["best"]
+            values = from_plain(offered, torch.device("cpu"))
             row = self._take_row(self._bench.flat.as_vector(values))
             self._num_begun += 1
             rows.append((worker, learner, row, self._num_begun))

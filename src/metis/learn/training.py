@@ -54,6 +54,7 @@ class Training:
     """
 
     batch_size: int = 32
+    offers_best: bool = False  # the model of least validation loss, where losses are wanted
     drop_last: bool = False  # whether a last mini-batch that is not full is left out
     shuffle_buffer: int | None = None  # None: every epoch is a random order; see Epochs
     learning_rate: float = 0.05

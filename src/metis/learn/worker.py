@@ -109,7 +109,7 @@ class Worker:
         with suppress(FloatingPointError):  # the run knows of it
             losses = self._cohort.advance(learner, goal - run.num_done)
         row, number = self._row_of[learner]
-        self._bench.flat.write_vector(run.weights, self._rows[row])
+        self._bench.flat.write_vector(run.offered, self._rows[row])
         if run.num_done < run.num_expected and run.failure is None:
             self._to_train[learner] = None  # again, behind the others
         self._pipe.send(("trained", learner, number, run.num_done, losses, run.failure))

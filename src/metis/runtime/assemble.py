@@ -106,6 +106,11 @@ def lay_out(
         config = replace(config, model=replace(config.model, name=PASSED))
     config = resolve(config, dataset)
     chosen = recipe_of(config)
+    if config.train.offer == "best" and not chosen.adaptive:
+        raise ConfigError(
+            "train.offer = 'best' compares validation losses, which learners of "
+            f"{config.policy} do not compute: it goes with adaptive ones (see `metis policies`)"
+        )
     names = [LearnerId(name) for name in config.learner_names()]
     groups = dict(zip(names, learner_groups(config), strict=True))
     shares = _shares(config, chosen, dataset, division, groups)
@@ -353,6 +358,7 @@ def _training(config: Config, chosen: Recipe) -> Training:
     assert train.weight_decay is not None
     return Training(
         batch_size=train.batch_size,
+        offers_best=train.offer == "best",
         drop_last=train.drop_last,
         shuffle_buffer=train.shuffle_buffer,
         learning_rate=train.learning_rate,
