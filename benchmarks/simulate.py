@@ -1,11 +1,14 @@
 """How fast a simulation trains, beside a plain PyTorch loop that takes the same SGD steps.
 
-    python benchmarks/simulate.py --workload w1|w2|async|dvw [--device cuda] [--out FILE.json]
+    python benchmarks/simulate.py --workload w1|w2|async|dvw|kernels [--device cuda]
+        [--out FILE.json]
 
 w1     10 learners x 500 images 3x32x32, CIFAR CNN without LRN, batch 100, one epoch, FedAvg
 w2     1,000 learners with about 100 images 1x28x28 of 62 classes, FEMNIST CNN, batch 16, 20 a round
 async  5 fast and 5 slow learners, AsyncDVW adaptive, the data of w1, beside w1 itself
 dvw    seconds per round of SyncDVW beside SyncFedAvg, at 1 and at 4 epochs, the data of w1
+kernels  the networks of the paper's Tables I and II in rounds as of w1, with the zoo's own GPU
+         kernels and without; on a CPU, which has none, both are the same
 
 The plain loop is one nn.Module, torch.optim.SGD, batches by index slices of float inputs that are
 cropped in advance, two threads: no federation, no augmentation. The simulation is the real one:
@@ -22,7 +25,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ from metis.config import Config, load
 from metis.data.dataset import Advice, Dataset
 from metis.runtime.journal import Record
 from metis.runtime.run import run
-from metis.zoo import build
+from metis.zoo import build, fused
 
 THREADS = 2  # of the plain loop
 NEVER = 1_000_000_000
@@ -57,9 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--workload", choices=("w1", "w2", "async", "dvw"), default="w1")
+    parser.add_argument("--workload", choices=tuple(MEASURES), default="w1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--examples", type=int, default=500, help="per learner of w1, async, dvw")
+    parser.add_argument("--examples", type=int, default=500, help="per learner; not of w2")
     parser.add_argument("--lrn", action="store_true", help="w1 with the CNN's two normalisations")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision", default="tf32")
@@ -71,8 +75,7 @@ def main() -> None:
     if options.quick:
         options.pairs, options.seconds = 1, 1.0
     load_average = os.getloadavg()[0]
-    measure = {"w1": throughput, "w2": throughput, "async": asynchronous, "dvw": judged}
-    found = measure[options.workload](options)
+    found = MEASURES[options.workload](options)
     about = machine(load_average) | {"torch": torch.__version__}
     if options.device == "cuda":
         about["gpu"] = torch.cuda.get_device_name()
@@ -87,19 +90,24 @@ def main() -> None:
 
 def images(options: argparse.Namespace) -> Workload:
     """W1: the same number of images for each of ten learners."""
-    rng = np.random.default_rng(1)
-    total = 10 * options.examples
-    x = rng.integers(0, 256, size=(total + 100, 3, 32, 32), dtype=np.uint8)
-    y = rng.integers(0, 10, size=len(x))
     advice = Advice(
         "cifar_cnn", learning_rate=0.05, momentum=0.75, batch_size=100, augment="cifar10"
     )
-    dataset = Dataset("w1", x[:total], y[:total], x[total:], y[total:], 10, advice=advice)
+    return images_for(advice, 10, {"lrn": options.lrn}, options.examples)
+
+
+def images_for(advice: Advice, num_classes: int, of_model: dict[str, Any], each: int) -> Workload:
+    """Return rounds of ten learners with so many images each, for any model that takes them."""
+    rng = np.random.default_rng(1)
+    total = 10 * each
+    x = rng.integers(0, 256, size=(total + 100, 3, 32, 32), dtype=np.uint8)
+    y = rng.integers(0, num_classes, size=len(x))
+    dataset = Dataset("w1", x[:total], y[:total], x[total:], y[total:], num_classes, advice=advice)
     values = {
         "policy": "sync-fedavg",
         "partition": {"sizes": "uniform", "classes": "iid"},
         "train": {"epochs": 1},
-        "model": {"options": {"lrn": options.lrn}},
+        "model": {"options": of_model},
     }
     return Workload(dataset, values, np.array_split(np.arange(total), 10), 10)
 
@@ -213,6 +221,61 @@ def judged(options: argparse.Namespace) -> dict[str, Any]:
     return {"device": options.device, "examples_per_learner": options.examples, "rows": rows}
 
 
+def own_kernels(options: argparse.Namespace) -> dict[str, Any]:
+    """Networks with kernels of their own beside torch's operations."""
+    networks: list[tuple[Advice, int, dict[str, Any]]] = [
+        (Advice("cifar_cnn", 0.05, 0.75, 100, augment="cifar10"), 10, {}),
+        (
+            Advice("resnet50_cifar", 0.1, 0.9, 128, augment="cifar100"),
+            100,
+            {"num_blocks": 1} if options.quick else {},
+        ),
+    ]
+    rows = []
+    for advice, num_classes, of_model in networks:
+        work = images_for(advice, num_classes, of_model, options.examples)
+        config = config_of(work, options)
+        with kernels(used=False):
+            config = long_enough(work, config, options)
+        pairs = []
+        for _ in range(options.pairs):
+            with kernels(used=False):
+                without = simulation(work, config)
+            pairs.append({"without": without, "with": simulation(work, config)})
+        rows.append(
+            {
+                "model": advice.model,
+                "engine": pairs[0]["with"]["engine"],
+                "samples_per_second": spread(p["with"]["samples_per_second"] for p in pairs),
+                "samples_per_second_without": spread(
+                    p["without"]["samples_per_second"] for p in pairs
+                ),
+                "ratio": spread(
+                    p["with"]["samples_per_second"] / p["without"]["samples_per_second"]
+                    for p in pairs
+                ),
+            }
+        )
+    return {
+        "device": options.device,
+        "precision": options.precision,
+        "examples_per_learner": options.examples,
+        "has_kernels": options.device == "cuda" and fused.HAS_TRITON,
+        "rows": rows,
+    }
+
+
+@contextmanager
+def kernels(used: bool) -> Iterator[None]:
+    """Let networks take their own kernels, where there are any, or not."""
+    before = fused.HAS_TRITON
+    fused.HAS_TRITON = before and used
+    try:
+        yield
+    finally:
+        fused.HAS_TRITON = before
+
+
 def long_enough(work: Workload, config: Config, options: argparse.Namespace) -> Config:
     """Return the config with as many versions as take the seconds wanted."""
     trial = replace(config, horizon=replace(config.horizon, versions=4, test_every=NEVER))
@@ -290,6 +353,14 @@ def spread(values: Any) -> dict[str, float]:
     found = sorted(values)
     return {"median": statistics.median(found), "low": found[0], "high": found[-1]}
 
+
+MEASURES = {
+    "w1": throughput,
+    "w2": throughput,
+    "async": asynchronous,
+    "dvw": judged,
+    "kernels": own_kernels,
+}
 
 if __name__ == "__main__":
     main()

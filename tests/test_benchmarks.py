@@ -72,6 +72,17 @@ def test_a_simulation_is_timed_beside_a_plain_loop(tmp_path: Path) -> None:
     )
 
 
+def test_networks_are_timed_with_and_without_kernels_of_their_own(tmp_path: Path) -> None:
+    more = ("--workload", "kernels", "--examples", "100")
+    found = measured("simulate.py", tmp_path / "kernels.json", *more)
+
+    assert [row["model"] for row in found["rows"]] == ["cifar_cnn", "resnet50_cifar"]
+    assert found["has_kernels"] is False  # on a CPU
+    for row in found["rows"]:
+        without = row["samples_per_second_without"]["median"]
+        assert row["ratio"]["median"] == row["samples_per_second"]["median"] / without > 0
+
+
 def test_the_cost_of_a_learner_is_timed_as_they_become_many(tmp_path: Path) -> None:
     found = measured("scaling.py", tmp_path / "s.json", "--plot", str(tmp_path / "s.png"))
 
