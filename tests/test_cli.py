@@ -425,6 +425,23 @@ def test_who_holds_what_is_printed_and_drawn(metis: Metis, tmp_path: Path) -> No
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_who_is_mistaken_about_what_they_hold_is_shown(metis: Metis) -> None:
+    even = ("--set", "learners=2", "--set", "partition.sizes=uniform")
+    alike = ("--set", "partition.classes=5", "--set", "partition.class_rule=in-turn")
+    wrong = ("--set", "partition.wrong_labels={learner-01=1.0}")
+
+    right, mistaken = (metis("data", "show", *even, *alike, *more) for more in ((), wrong))
+
+    def held(out: str, learner: str) -> list[str]:
+        (line,) = (line for line in out.splitlines() if line.startswith(f" {learner} "))
+        return line.split()[-10:]
+
+    assert held(mistaken.out, "learner-02") == held(right.out, "learner-02")
+    # Each digit is called the next one.
+    shifted = held(right.out, "learner-01")
+    assert held(mistaken.out, "learner-01") == [shifted[-1], *shifted[:-1]]
+
+
 def test_a_regression_is_shown_too(metis: Metis) -> None:
     regression = ("--set", "data.name=diabetes", "--set", "partition.classes=iid")
 

@@ -83,6 +83,15 @@ from metis.core.errors import ConfigError
         ("incidents=[{learner='learner-3'}]", "incidents[0].learner: there is no 'learner-3'; lea"),
         ("incidents=[{learner='learner-11'}]", "learners are called learner-01 to learner-10"),
         ("incidents=[{}]", "incidents[0].learner: there is no ''"),
+        # wrong labels
+        ("partition.wrong_labels={learner-1=1, learner-02=1}", "there is no 'learner-1'; learners"),
+        (
+            "partition.wrong_labels.learner-03=1.5",
+            "partition.wrong_labels.learner-03 = 1.5: must b",
+        ),
+        ("partition.wrong_labels.learner-03=-1", "at least 0 and at most 1"),
+        ("partition.wrong_labels={learner-01='x'}", "partition.wrong_labels.learner-01: expected"),
+        ("partition.mistake=net", "partition.mistake: unknown value 'net'; did you mean 'next'?"),
         # not a key and a value
         ("train.epochs", "--set 'train.epochs': expected key=value, such as train.epochs=2"),
         ("=3", "--set '=3': expected key=value"),

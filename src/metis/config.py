@@ -74,6 +74,24 @@ class Partition:
         "which classes a number stands for: those with most examples left, or k, k+1, ... in turn",
         choices=("fullest", "in-turn"),
     )
+    wrong_labels: dict[str, float] = field(
+        default_factory=dict,
+        metadata={
+            "doc": "share of a learner's examples with a wrong label, such as {learner-01 = 0.5}"
+        },
+    )
+    mistake: str = key(
+        "next",
+        "what a wrong label is: the next class's, one mistake again and again, or any other's",
+        choices=("next", "random"),
+    )
+
+    def __post_init__(self) -> None:
+        for learner, share in self.wrong_labels.items():
+            if not 0 <= share <= 1:
+                raise ConfigError(
+                    f"partition.wrong_labels.{learner} = {share}: must be at least 0 and at most 1"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +377,13 @@ class Config:
                     f"recipe.{name} = {getattr(self.recipe, name)}: "
                     f"there are only {self.learners} learners"
                 )
-        names = set(self.learner_names()) if self.incidents else set()
-        for position, incident in enumerate(self.incidents):
-            if incident.learner not in names:
+        named = [(f"incidents[{n}].learner", one.learner) for n, one in enumerate(self.incidents)]
+        named += [("partition.wrong_labels", learner) for learner in self.partition.wrong_labels]
+        names = set(self.learner_names()) if named else set()
+        for where, learner in named:
+            if learner not in names:
                 raise ConfigError(
-                    f"incidents[{position}].learner: there is no {incident.learner!r}; "
+                    f"{where}: there is no {learner!r}; "
                     f"learners are called {min(names)} to {max(names)}"
                 )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from metis.core.errors import ConfigError
+from metis.data.dataset import Dataset
 from metis.experiments import (
     beliefs,
     cost,
@@ -20,10 +22,12 @@ from metis.experiments import (
     table3,
     update_frequency,
     validation_size,
+    wrong_labels,
 )
 from metis.experiments.cells import Cell, Horizon, Setting
 from metis.experiments.published import ACCURACY
 from metis.experiments.study import Choice
+from metis.runtime.assemble import divide
 
 
 def cell(setting: Setting, cluster: str, row: str, policy: str) -> Cell:
@@ -131,6 +135,34 @@ def test_local_epochs_are_varied_and_nothing_else(tmp_path: Path) -> None:
     epochs = {one.variant: one.config.train.epochs for one in cells if one.variant}
     assert len(epochs) == 12
     assert all(name.endswith(f"-{number}epochs") for name, number in epochs.items())
+
+
+def test_learners_are_mistaken_in_the_order_of_their_sizes(tmp_path: Path) -> None:
+    cells = wrong_labels.cells(Setting(tmp_path), Choice(data="fashion_mnist"))
+
+    names = [one.name for one in cells]
+    # Six policies; without mistakes, and where sizes are equal, there is no order of learners.
+    assert len(set(names)) == len(names) == 6 * (4 + 1 + 2 * 3)
+    found = {one.name.split("/", 2)[2]: one.config for one in cells}
+    at = {
+        name: [*found[f"powerlaw-iid/async-dvw-{name}"].partition.wrong_labels]
+        for name in ("0wrong", "2wrong-largest", "2wrong-smallest")
+    }
+    config = found["powerlaw-iid/async-dvw-0wrong"]
+    labels = np.repeat(np.arange(10), 1000)
+    x = np.zeros((len(labels), 1), np.float32)
+    sizes = divide(config, Dataset("some", x, labels, x, labels, 10)).sizes
+    by_size = sorted(config.learner_names(), key=lambda name: -sizes[int(name[-2:]) - 1])
+    assert at == {"0wrong": [], "2wrong-largest": by_size[:2], "2wrong-smallest": by_size[:-3:-1]}
+    (ours,) = (one for one in cells if one.name.endswith("uniform-iid/sync-dvw-1wrong"))
+    assert ours.config.partition.wrong_labels == {"learner-01": 1.0}
+    (like,) = table1.cells(
+        Setting(tmp_path),
+        Choice(("heterogeneous",), ("uniform-iid",), ("sync-dvw",), "fashion_mnist"),
+    )
+    changed = replace(like.config.partition, wrong_labels={"learner-01": 1.0})
+    train = replace(like.config.train, drop_last=True)
+    assert ours.config == replace(like.config, partition=changed, train=train)
 
 
 def test_a_cell_has_the_precision_that_was_asked_for(tmp_path: Path) -> None:

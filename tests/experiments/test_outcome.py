@@ -26,14 +26,9 @@ def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:
         "train": {"max_epochs": 4, "epochs": 1},
         "horizon": {"seconds": 20.0},
         "learners": 4,
+        "partition": {"sizes": "uniform", "classes": "iid"},
     }
-    config = load(
-        None,
-        policy=policy,
-        model={"name": "linear"},
-        partition={"sizes": "uniform", "classes": "iid"},
-        **{**usual, **values},
-    )
+    config = load(None, policy=policy, model={"name": "linear"}, **{**usual, **values})
     horizon = Horizon(seconds=20.0)
     return Cell("table1", "heterogeneous", "uniform-iid", policy, 1990, "full", horizon, config)
 
@@ -56,6 +51,17 @@ def test_an_outcome_agrees_with_the_runs_own_summary(tmp_path: Path) -> None:
     assert made.traffic[-1][3] == summary["samples_trained"]
     assert len(made.traffic) == len(made.curve)
     assert made.config == (tmp_path / "config.toml").read_text()
+
+
+def test_wrong_labels_are_told_in_words(tmp_path: Path) -> None:
+    wrong = {"learner-01": 1.0, "learner-02": 0.25, "learner-03": 1.0}
+    even = {"sizes": "uniform", "classes": "iid"}
+    cell = small(partition={**even, "wrong_labels": wrong, "mistake": "random"})
+
+    made = run_cell(cell, tmp_path)
+
+    assert "; 100 % of the labels of learner-01, learner-03 wrong (random); 25 % of" in made.about
+    assert read_outcome(tmp_path / "cell.json").about == made.about
 
 
 def test_validation_cycles_and_staleness_of_both_groups_are_kept(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_every_table_and_figure_can_be_made_of_generated_data(metis: Metis, tmp_
         "sstc-fig1",
         "validation-size",
         "update-frequency",
+        "wrong-labels",
     }
     outcomes = read_outcomes(results)
     in_table = {(o.cluster, o.policy) for o in outcomes if o.study == "table1"}

@@ -300,3 +300,16 @@ def test_a_learner_given_the_same_version_twice_does_not_train_the_same_batches_
     assert len(set(starts)) < len(starts)  # some were given a version again
     updates = [r["digest"] for r in records if r["kind"] == "arrive"]
     assert len(set(updates)) == len(updates)
+
+
+def test_a_learner_with_wrong_labels_weighs_least_by_the_validation_of_all(tmp_path: Path) -> None:
+    wrong = {"sizes": "uniform", "classes": "iid", "wrong_labels": {"learner-02": 1.0}}
+
+    run(small("sync-dvw", partition=wrong, horizon={"versions": 3}), tmp_path)
+
+    versions = [r for r in read_journal(tmp_path / "journal.jsonl") if r["kind"] == "version"]
+    for version in versions[1:]:  # the first is what all start from
+        weights = {fold["learner"]: fold["weight"] for fold in version["folds"]}
+        mistaken = weights.pop("learner-02")
+        assert len(weights) == 5
+        assert 0 < mistaken < 0.5 * min(weights.values())  # its own examples say that it is right

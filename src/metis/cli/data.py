@@ -74,11 +74,12 @@ def data_show(
 ) -> None:
     """Show who would hold what under a config."""
     from metis.data import picture
-    from metis.runtime.assemble import dataset_of, divide, learner_groups
+    from metis.runtime.assemble import dataset_of, divide, labelled, learner_groups
 
     chosen = chosen_config(config, set_)
     dataset = dataset_of(chosen)
     division = divide(chosen, dataset)
+    dataset = labelled(chosen, dataset, division)
     counts = picture.holdings(dataset.y_train, division, dataset.num_classes)
     groups = learner_groups(chosen)
     names = [f"{n} {g}" for n, g in zip(chosen.learner_names(), groups, strict=True)]

@@ -30,7 +30,7 @@ commands = typer.Typer()
 #: As in `experiments.catalogue`, which is not imported before it is needed.
 WHAT = (
     "table1|table2|table3|fig2|fig3|fig4|fig5|fig6|fig7|fig8|fig9|cost|sstc|validation-size|"
-    "update-frequency|beliefs|table1-by-class|check|all"
+    "update-frequency|wrong-labels|beliefs|table1-by-class|check|all"
 )
 SCALES = ("full", "short", "smoke")
 _LEGIBLE = 12  # characters that a column needs when its cells are folded

@@ -18,6 +18,7 @@ from metis.experiments import (
     table3,
     update_frequency,
     validation_size,
+    wrong_labels,
 )
 from metis.experiments.study import Study
 
@@ -36,6 +37,7 @@ STUDIES: dict[str, Study] = {
         sstc.STUDY,
         validation_size.STUDY,
         update_frequency.STUDY,
+        wrong_labels.STUDY,
         beliefs.STUDY,
         table1_by_class.STUDY,
         check.STUDY,

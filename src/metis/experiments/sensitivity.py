@@ -7,7 +7,7 @@ means over the last tenth of the time: single models are too noisy to tell value
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -60,10 +60,11 @@ class Sensitivity:
 
     setting: str  # in words: what stands below the horizontal axis
     curves: Mapping[str, Mapping[int, str]]  # by label: the variant of each value
-    usual: str  # the variant that others are compared with
-    usual_in_words: str
-    beside: str  # the policy without the setting
-    beside_in_words: str
+    usual: str = ""  # the variant that others are compared with
+    usual_in_words: str = ""
+    beside: str = ""  # the policy without the setting
+    beside_in_words: str = ""
+    looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by label: colour, style
 
     def scores(self, found: Sequence[Outcome], variant: str) -> list[float]:
         """Return a score for each seed. Without a variant: of the policy that stands beside."""
@@ -113,33 +114,48 @@ class Sensitivity:
         heads = (f"instead of {self.usual_in_words}", "seeds", "difference ± standard error")
         return markdown_table(heads, lines)
 
-    def draw(self, found: Sequence[Outcome], path: Path) -> Path:
-        """Draw a panel for each row; bars and the band go from the least to the most of seeds."""
-        rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
-        figure = new_figure(5.2 * len(rows), 3.8)
-        panels = figure.subplots(1, len(rows), squeeze=False).ravel()
-        for axes, key in zip(panels, rows, strict=True):
-            here = [one for one in found if (one.row, one.horizon) == key]
-            ticks = set[int]()
-            for colour, (label, curve) in zip(COLOURS, self.curves.items(), strict=False):
-                every = {value: self.scores(here, variant) for value, variant in curve.items()}
-                there = {value: scores for value, scores in every.items() if scores}
-                ticks |= set(there)
-                means = [fmean(scores) for scores in there.values()]
-                if there:
-                    axes.plot(list(there), means, "o-", color=colour, label=label)
-                    low, high = map(min, there.values()), map(max, there.values())
-                    axes.vlines(list(there), [*low], [*high], color=colour, lw=1.5)
-            beside = self.scores(here, "")
-            if beside:
-                axes.axhspan(min(beside), max(beside), color="#777777", alpha=0.12, lw=0)
-                label = self.beside_in_words
-                axes.axhline(fmean(beside), color="#777777", linestyle=":", label=label)
-            plain(axes, self.setting, "test accuracy")
+    def panels(self, found: Sequence[Outcome]) -> list[Panel]:
+        """Return a panel for each row and horizon."""
+        keys = dict.fromkeys((one.row, one.horizon) for one in found)
+        return [
+            (", ".join(key), self, [one for one in found if (one.row, one.horizon) == key])
+            for key in keys
+        ]
+
+
+#: A title, what is varied, and the cells that tell of it.
+Panel = tuple[str, Sensitivity, Sequence[Outcome]]
+
+
+def draw(panels: Sequence[Panel], path: Path) -> Path:
+    """Draw panels side by side; bars and the band go from the least to the most of seeds."""
+    figure = new_figure(5.2 * len(panels), 3.8)
+    every_axes = figure.subplots(1, len(panels), squeeze=False).ravel()
+    for axes, (title, varied, found) in zip(every_axes, panels, strict=True):
+        ticks = set[int]()
+        for number, (label, curve) in enumerate(varied.curves.items()):
+            every = {value: varied.scores(found, variant) for value, variant in curve.items()}
+            there = {value: scores for value, scores in every.items() if scores}
+            ticks |= set(there)
+            means = [fmean(scores) for scores in there.values()]
+            if there:
+                colour, style = varied.looks.get(label, (COLOURS[number], "-"))
+                axes.plot(
+                    list(there), means, marker="o", color=colour, linestyle=style, label=label
+                )
+                low, high = map(min, there.values()), map(max, there.values())
+                axes.vlines(list(there), [*low], [*high], color=colour, lw=1.5)
+        beside = varied.scores(found, "")
+        if beside:
+            axes.axhspan(min(beside), max(beside), color="#777777", alpha=0.12, lw=0)
+            label = varied.beside_in_words
+            axes.axhline(fmean(beside), color="#777777", linestyle=":", label=label)
+        plain(axes, varied.setting, "test accuracy")
+        if 0 not in ticks:
             axes.set_xscale("log")
-            axes.set_xticks(sorted(ticks), map(str, sorted(ticks)))
-            axes.minorticks_off()
-            axes.set_title(", ".join(key), loc="left", fontsize=10)
-            if ticks or beside:
-                axes.legend(fontsize=8, frameon=False)
-        return write_figure(figure, path)
+        axes.set_xticks(sorted(ticks), map(str, sorted(ticks)))
+        axes.minorticks_off()
+        axes.set_title(title, loc="left", fontsize=10)
+        if ticks or beside:
+            axes.legend(fontsize=8, frameon=False)
+    return write_figure(figure, path)

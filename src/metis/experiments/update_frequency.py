@@ -13,7 +13,7 @@ from statistics import fmean
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome, read_outcomes
-from metis.experiments.sensitivity import Plan, Sensitivity, planned
+from metis.experiments.sensitivity import Plan, Sensitivity, draw, planned
 from metis.experiments.study import Choice, Report, Study
 from metis.experiments.words import (
     TITLES,
@@ -75,7 +75,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     seeds = {one.seed for one in found}
     if len(seeds) > 1:
         parts.append(f"Of {len(seeds)} seeds; bars and the band go from the least to the most.\n")
-    picture = SENSITIVITY.draw(found, setting.out / f"{name}.png")
+    picture = draw(SENSITIVITY.panels(found), setting.out / f"{name}.png")
     parts += [f"![accuracy by local epochs]({picture.name})\n"]
     parts += [costs_table(found), made_with(found)]
     return write_page(setting.out, name, "\n".join(parts), [picture])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome, read_outcomes
-from metis.experiments.sensitivity import Plan, Sensitivity, planned
+from metis.experiments.sensitivity import Plan, Sensitivity, draw, planned
 from metis.experiments.study import Choice, Report, Study
 from metis.experiments.words import costs_table, made_with, score, write_page
 
@@ -70,7 +70,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     seeds = {one.seed for one in found}
     if len(seeds) > 1:
         parts.append(f"Of {len(seeds)} seeds; bars and the band go from the least to the most.\n")
-    picture = SENSITIVITY.draw(found, setting.out / f"{name}.png")
+    picture = draw(SENSITIVITY.panels(found), setting.out / f"{name}.png")
     parts += [f"![accuracy by share held out]({picture.name})\n"]
     parts += [costs_table(found), made_with(found)]
     return write_page(setting.out, name, "\n".join(parts), [picture])

@@ -21,6 +21,7 @@ from metis.core.recipes import Recipe
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
 from metis.core.types import Layout, LearnerId, Snapshot, digest
 from metis.data.dataset import Dataset
+from metis.data.mistakes import with_wrong_labels
 from metis.data.partition import Partition, deal, partition
 from metis.data.picture import holdings
 from metis.data.sources import load
@@ -100,6 +101,7 @@ def lay_out(
         raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
     dataset = data or loaded or dataset_of(config)
     division = divide(config, dataset)
+    dataset = labelled(config, dataset, division)
     if data is not None:
         config = replace(config, data=replace(config.data, name=PASSED))
     if model is not None:
@@ -289,6 +291,16 @@ def divide(config: Config, dataset: Dataset) -> Partition:
         owners=dataset.owners,
         ranks=deal(list(config.group_sizes().values())) if dealt else None,
     )
+
+
+def labelled(config: Config, dataset: Dataset, division: Partition) -> Dataset:
+    """Return the dataset as learners see it: with the mistakes that the config tells of."""
+    asked = config.partition
+    if not asked.wrong_labels:
+        return dataset
+    names = config.learner_names()
+    shares = {names.index(learner): share for learner, share in asked.wrong_labels.items()}
+    return with_wrong_labels(dataset, division.indices, shares, asked.mistake, config.seed)
 
 
 def learner_groups(config: Config) -> list[str]:

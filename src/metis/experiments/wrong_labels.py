@@ -1,0 +1,166 @@
+"""Beyond the paper: what each weighting makes of learners whose labels are wrong.
+
+The paper's case for DVW is that a model should count by what it is worth, however it came to be
+worth little. Here some learners number the classes differently from all others: each of their
+labels is the next one's, in what they hold out for validation too. Everything else is Table I's,
+but that a last mini-batch which is not full is left out: how few examples it has, which some
+models suffer from, depends on whether the policy holds any back.
+Where learners are of unequal sizes, it matters which are wrong: those with most examples, which
+weigh most in FedAvg and whose judgement weighs most in DVW, or those with fewest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from metis.data.partition import deal
+from metis.experiments import table1
+from metis.experiments.cells import LEARNERS, Cell, Setting, classes_of
+from metis.experiments.outcome import Outcome, read_outcomes
+from metis.experiments.pictures import LOOKS
+from metis.experiments.sensitivity import Panel, Plan, Sensitivity, draw, planned
+from metis.experiments.study import Choice, Report, Study, chosen
+from metis.experiments.words import (
+    TITLES,
+    costs_table,
+    made_with,
+    markdown_table,
+    paired,
+    write_page,
+)
+
+NAME = "wrong-labels"
+ROWS = ("uniform-iid", "powerlaw-iid")  # if no others are asked for
+COUNTS = (0, 1, 2, 4)  # learners whose labels are wrong
+POLICIES = (
+    "sync-fedavg",
+    "sync-uniform",
+    "sync-dvw",
+    "async-fedavg",
+    "async-uniform",
+    "async-dvw",
+)
+#: Differences that say what the scores bring: over sizes as weights, over equal weights.
+COMPARED = (
+    ("sync-dvw", "sync-fedavg"),
+    ("sync-dvw", "sync-uniform"),
+    ("async-dvw", "async-fedavg"),
+    ("async-dvw", "async-uniform"),
+)
+
+
+def orders_of(row: str) -> tuple[str, ...]:
+    """Return which learners are wrong first; where all are of one size that is no question."""
+    return ("",) if classes_of(row)[0] == "uniform" else ("largest", "smallest")
+
+
+def variant(policy: str, count: int, order: str) -> str:
+    return "-".join([policy, f"{count}wrong", *([order] if order and count else [])])
+
+
+def mistaken(count: int, order: str) -> list[str]:
+    """Return the names of those who are wrong, half of them fast and half slow."""
+    ranks = deal([LEARNERS // 2, LEARNERS // 2])  # 0 is the largest
+    by_size = sorted(range(LEARNERS), key=ranks.__getitem__, reverse=order == "smallest")
+    return [f"learner-{place + 1:02d}" for place in by_size[:count]]
+
+
+def curves(order: str) -> Sensitivity:
+    looks = {TITLES[policy]: LOOKS[policy] for policy in POLICIES}
+    return Sensitivity(
+        setting=f"learners with wrong labels, {order} first" if order else "with wrong labels",
+        curves={
+            TITLES[policy]: {count: variant(policy, count, order) for count in COUNTS}
+            for policy in POLICIES
+        },
+        looks=looks,
+    )
+
+
+def cells(setting: Setting, choice: Choice) -> list[Cell]:
+    grid = table1.grid_of(choice.data, NAME)
+    rows = chosen(choice.rows or ROWS, grid.rows, f"row of {NAME}")
+    counts: Sequence[int] = COUNTS
+    if setting.scale == "smoke":
+        rows, counts = rows[:1], COUNTS[1:2]
+        choice = replace(choice, policies=choice.policies or POLICIES[:1])
+    found = []
+    for row in rows:
+        plans: dict[str, Plan] = {}  # without mistakes there is no order of them
+        for policy in POLICIES:
+            for order in orders_of(row):
+                for count in counts:
+                    changes: Mapping[str, Mapping[str, Any]] = {
+                        "partition": {"wrong_labels": dict.fromkeys(mistaken(count, order), 1.0)},
+                        "train": {"drop_last": True},
+                    }
+                    name = variant(policy, count, order)
+                    plans[name] = (policy, name, changes)
+        found += planned([*plans.values()], grid, NAME, setting, replace(choice, rows=(row,)))
+    return found
+
+
+def report(setting: Setting, choice: Choice) -> Report:
+    name = NAME + table1.grid_of(choice.data, NAME).suffix
+    found = read_outcomes(setting.out / name)
+    if not found:
+        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
+    parts = ["## Learners with wrong labels\n"]
+    panels: list[Panel] = []
+    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
+        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
+        for order in orders_of(row):
+            varied = curves(order)
+            panels += varied.panels(here)
+            who = f", learners with {MOST[order]} examples first" if order else ""
+            parts += [
+                f"{row}{who}, {horizon}; means over the last tenth of the time:\n",
+                varied.table(here, "wrong", {"of all examples": _shares(here[0], order)}),
+                _differences(varied, here),
+            ]
+    if len({one.seed for one in found}) > 1:
+        parts.append(
+            f"Of {len({one.seed for one in found})} seeds; differences are taken in the same "
+            "seeds, with standard error; bars go from the least to the most.\n"
+        )
+    picture = draw(panels, setting.out / f"{name}.png")
+    parts += [f"![accuracy by learners with wrong labels]({picture.name})\n"]
+    parts += [costs_table(found), made_with(found)]
+    return write_page(setting.out, name, "\n".join(parts), [picture])
+
+
+MOST = {"largest": "most", "smallest": "fewest"}
+
+
+def _shares(one: Outcome, order: str) -> list[str]:
+    """Return which share of all examples is labelled wrongly, for each count of learners."""
+    sizes = sorted((sum(each["holdings"]) for each in one.learners), reverse=order != "smallest")
+    return [f"{sum(sizes[:count]) / sum(sizes):.0%}" for count in COUNTS]
+
+
+def _differences(varied: Sensitivity, found: Sequence[Outcome]) -> str:
+    """Return what DVW's scores bring, in the seeds that both policies have."""
+    late: dict[tuple[str, int], float] = {
+        (one.variant, one.seed): fmean(one.late_scores()) for one in found if one.curve
+    }
+    seeds = sorted({seed for _, seed in late})
+    lines = []
+    for count in COUNTS:
+        line = [str(count)]
+        for ours, theirs in COMPARED:
+            names = [varied.curves[TITLES[policy]][count] for policy in (ours, theirs)]
+            both = [
+                (late[names[0], seed], late[names[1], seed])
+                for seed in seeds
+                if (names[0], seed) in late and (names[1], seed) in late
+            ]
+            line.append(paired(*zip(*both, strict=True)) if both else "-")
+        lines.append(line)
+    heads = [f"{TITLES[ours]} - {TITLES[theirs]}" for ours, theirs in COMPARED]
+    return markdown_table(["wrong", *heads], lines)
+
+
+STUDY = Study(NAME, "what each weighting makes of learners with wrong labels", cells, report)
