@@ -500,10 +500,10 @@ def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_cho
 
 
 def test_weightings_are_compared_where_as_many_learners_are_mistaken(tmp_path: Path) -> None:
-    sizes = {"learner-01": 60, "learner-02": 10, "learner-03": 30}
+    sizes = {"learner-01": 60, "learner-06": 20, "learner-05": 10, "learner-10": 10}
     learners = [
-        {"learner": name, "group": "fast", "holdings": [size - 5, 5]}
-        for name, size in sizes.items()
+        {"learner": name, "group": "fast", "holdings": [size - 5, 5], "mean_weight": weight}
+        for (name, size), weight in zip(sizes.items(), (0.1, 0.7, 0.2, None), strict=True)
     ]
 
     def cell(variant: str, score: float, seed: int = 1990, row: str = "powerlaw-iid") -> Outcome:
@@ -520,8 +520,8 @@ def test_weightings_are_compared_where_as_many_learners_are_mistaken(tmp_path: P
         cell("sync-fedavg-1wrong-largest", 0.5, seed=7),
         cell("sync-uniform-1wrong-largest", 0.6, seed=8),  # a seed that the others do not have
         cell("sync-fedavg-2wrong-smallest", 0.75),
-        cell("async-dvw-4wrong", 0.5, row="uniform-iid"),
-        cell("async-uniform-4wrong", 0.55, row="uniform-iid"),
+        cell("async-dvw-2wrong", 0.5, row="uniform-iid"),
+        cell("async-uniform-2wrong", 0.55, row="uniform-iid"),
     )
 
     page = wrong_labels.report(setting, Choice()).text
@@ -529,20 +529,26 @@ def test_weightings_are_compared_where_as_many_learners_are_mistaken(tmp_path: P
     uniform, largest, smallest = page.split("; means over the last tenth of the time:")[1:]
 
     def told(part: str) -> list[list[str]]:
-        """Return the scores, then the differences, by how many learners are mistaken."""
+        """Return scores, differences and shares of weight, by how many learners are mistaken."""
         lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines()]
         return [line for line in lines if line and line[0] in ("0", "1", "2", "4")]
 
     assert "powerlaw-iid, learners with most examples first, 14,000 s" in uniform
     assert "powerlaw-iid, learners with fewest examples first, 14,000 s" in largest
-    assert told(uniform)[3] == ["4", "-", "-", "-", "-", "0.5500", "0.5000", "100%"]
-    assert told(uniform)[7] == ["4", "-", "-", "-", "-0.0500"]
+    assert told(uniform)[2] == ["2", "-", "-", "-", "-", "0.5500", "0.5000"]
+    assert told(uniform)[6] == ["2", "-", "-", "-", "-0.0500"]
+    assert told(uniform)[8:] == [["2", "80.0%", "50.0%", "-", "80.0%"]]
     both = ["0.4000 ±0.1000 (2 seeds)", "0.6000", "0.7500 ±0.0500 (2 seeds)"]
     assert told(largest)[0][1:4] == told(smallest)[0][1:4] == ["0.8000", "-", "0.8000"]
-    assert told(largest)[1] == ["1", *both, "-", "-", "-", "60%"]
+    assert told(largest)[1] == ["1", *both, "-", "-", "-"]
     # 0.4 and 0.3 in the same seeds: their standard deviation is 0.0707.
     assert told(largest)[5] == ["1", "+0.3500 ±0.0500", "-", "-", "-"]
-    assert told(smallest)[2] == ["2", "0.7500", *["-"] * 5, "40%"]
+    assert told(largest)[8:] == [
+        ["0", "0.0%", "0.0%", "0.0%", "-"],
+        ["1", "60.0%", "25.0%", "10.0%", "-"],
+    ]
+    assert told(smallest)[2] == ["2", "0.7500", *["-"] * 5]
+    assert told(smallest)[9:] == [["2", "20.0%", "50.0%", "-", "-"]]
     assert (tmp_path / "wrong-labels.png").stat().st_size > 10_000
 
 

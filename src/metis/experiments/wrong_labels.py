@@ -43,6 +43,8 @@ POLICIES = (
     "async-uniform",
     "async-dvw",
 )
+MOST = {"largest": "most", "smallest": "fewest"}
+JUDGED = ("sync-dvw", "async-dvw")
 #: Differences that say what the scores bring: over sizes as weights, over equal weights.
 COMPARED = (
     ("sync-dvw", "sync-fedavg"),
@@ -71,7 +73,7 @@ def mistaken(count: int, order: str) -> list[str]:
 def curves(order: str) -> Sensitivity:
     looks = {TITLES[policy]: LOOKS[policy] for policy in POLICIES}
     return Sensitivity(
-        setting=f"learners with wrong labels, {order} first" if order else "with wrong labels",
+        setting=f"learners with wrong labels{f', {order} first' if order else ''}",
         curves={
             TITLES[policy]: {count: variant(policy, count, order) for count in COUNTS}
             for policy in POLICIES
@@ -118,8 +120,10 @@ def report(setting: Setting, choice: Choice) -> Report:
             who = f", learners with {MOST[order]} examples first" if order else ""
             parts += [
                 f"{row}{who}, {horizon}; means over the last tenth of the time:\n",
-                varied.table(here, "wrong", {"of all examples": _shares(here[0], order)}),
+                varied.table(here, "wrong", {}),
                 _differences(varied, here),
+                "Their share of all weight (DVW's: by each learner's mean over the whole time):\n",
+                _weights(varied, here, order),
             ]
     if len({one.seed for one in found}) > 1:
         parts.append(
@@ -132,13 +136,38 @@ def report(setting: Setting, choice: Choice) -> Report:
     return write_page(setting.out, name, "\n".join(parts), [picture])
 
 
-MOST = {"largest": "most", "smallest": "fewest"}
+def _weights(varied: Sensitivity, found: Sequence[Outcome], order: str) -> str:
+    """Return how much the mistaken weigh in each weighting."""
+    lines = []
+    for count in COUNTS:
+        mine = {
+            policy: [one for one in found if one.variant == varied.curves[TITLES[policy]][count]]
+            for policy in POLICIES
+        }
+        any_of = next((cells[0] for cells in mine.values() if cells), None)
+        if any_of is None:
+            continue
+        names = mistaken(count, order)
+        held = {each["learner"]: sum(each["holdings"]) for each in any_of.learners}
+        line = [
+            str(count),
+            *(f"{_of_all(each, names):.1%}" for each in (held, dict.fromkeys(held, 1))),
+        ]
+        for policy in JUDGED:
+            shares = [
+                _of_all(
+                    {each["learner"]: each["mean_weight"] or 0.0 for each in one.learners}, names
+                )
+                for one in mine[policy]
+            ]
+            line.append(f"{fmean(shares):.1%}" if shares else "-")
+        lines.append(line)
+    heads = ["wrong", "by examples", "equal weights", *(TITLES[policy] for policy in JUDGED)]
+    return markdown_table(heads, lines)
 
 
-def _shares(one: Outcome, order: str) -> list[str]:
-    """Return which share of all examples is labelled wrongly, for each count of learners."""
-    sizes = sorted((sum(each["holdings"]) for each in one.learners), reverse=order != "smallest")
-    return [f"{sum(sizes[:count]) / sum(sizes):.0%}" for count in COUNTS]
+def _of_all(values: Mapping[str, float], names: Sequence[str]) -> float:
+    return sum(values[name] for name in names) / (sum(values.values()) or 1.0)
 
 
 def _differences(varied: Sensitivity, found: Sequence[Outcome]) -> str:
