@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
     if asked.quick:
-        asked.jobs, asked.seconds = 1, 16.0
+        asked.jobs, asked.seconds = 2, 16.0
 
     load = os.getloadavg()[0]
     rates = {mps: measured(asked, mps) for mps in (False, True)}

@@ -240,7 +240,8 @@ def test_cells_side_by_side_are_counted_with_and_without_a_daemon(
 ) -> None:
     control = tmp_path / "bin" / "nvidia-cuda-mps-control"
     control.parent.mkdir()
-    control.write_text("#!/bin/sh\n")
+    log = tmp_path / "log"
+    control.write_text(f'#!/bin/sh\necho "$* $(cat)" >> {log}\n')
     control.chmod(0o755)
     monkeypatch.setenv("PATH", f"{control.parent}{os.pathsep}{os.environ['PATH']}")
     results = ("--results", str(tmp_path / "cells"))
@@ -248,5 +249,6 @@ def test_cells_side_by_side_are_counted_with_and_without_a_daemon(
     found = measured("side_by_side.py", tmp_path / "found.json", *results)
 
     in_turns, at_once = (found[f"samples_per_second_{way}"] for way in ("in_turns", "with_mps"))
+    assert log.read_text().split() == ["-d", "quit"]  # in one of both ways
     assert len(in_turns) == len(at_once) == 4
     assert found["ratio"] == pytest.approx(sum(at_once) / sum(in_turns), rel=0.01)

@@ -437,6 +437,7 @@ def test_who_is_mistaken_about_what_they_hold_is_shown(metis: Metis) -> None:
         return line.split()[-10:]
 
     assert held(mistaken.out, "learner-02") == held(right.out, "learner-02")
+    assert "100 % of the labels of learner-01 wrong" in " ".join(mistaken.out.split())
     # Each digit is called the next one.
     shifted = held(right.out, "learner-01")
     assert held(mistaken.out, "learner-01") == [shifted[-1], *shifted[:-1]]

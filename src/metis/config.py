@@ -93,6 +93,16 @@ class Partition:
                     f"partition.wrong_labels.{learner} = {share}: must be at least 0 and at most 1"
                 )
 
+    def mistakes_in_words(self) -> list[str]:
+        """Return whose labels are wrong, and how many of them; nothing where none are."""
+        wrong = self.wrong_labels
+        alike = {share: [one for one in wrong if wrong[one] == share] for share in wrong.values()}
+        return [
+            f"{100 * share:g} % of the labels of {', '.join(names)} wrong ({self.mistake})"
+            for share, names in alike.items()
+            if share
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -48,6 +48,7 @@ def outcome(policy: str, score: float, **values: Any) -> Outcome:
                 "group": group,
                 "examples": 9,
                 "validation_examples": 1,
+                "mean_weight": 1.0,
                 "holdings": [5, 5],
             }
             for name, group in (("learner-01", "fast"), ("learner-02", "slow"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -256,3 +257,22 @@ def test_sstc_has_a_cell_for_each_run_and_its_codecs_are_the_papers(tmp_path: Pa
     # An asynchronous run has a version for each update, of which a round has fifty.
     assert cells["dense"].config.horizon.versions == 1000
     assert cells["async-dvw-sstc"].config.horizon.versions == 50_000
+
+
+def test_beliefs_that_are_about_nothing_that_was_asked_for_are_refused(tmp_path: Path) -> None:
+    nobody = Choice(None, ("skewed-3",), ("async-dvw",))
+    with pytest.raises(ConfigError, match="no belief is about these rows"):
+        beliefs.cells(Setting(tmp_path), nobody)
+
+    asked = Choice(None, ("powerlaw-3",), ("sync-dvw",))
+    one = beliefs.cells(Setting(tmp_path, "smoke"), asked)[0]  # though it is no row's first
+    assert one.name.endswith("powerlaw-3/sync-dvw-buffer-1000")
+
+
+@pytest.mark.parametrize("study", [wrong_labels, update_frequency, validation_size])
+def test_the_other_reading_of_the_power_law_is_made_where_it_is_named(
+    study: ModuleType, tmp_path: Path
+) -> None:
+    cells = study.cells(Setting(tmp_path), Choice(None, ("geometric-3",)))
+
+    assert {one.config.partition.sizes for one in cells} == {"geometric"}

@@ -166,10 +166,16 @@ def test_seeds_are_read_in_their_order_but_for_the_papers_which_comes_first(
 
 def test_a_file_that_is_no_cell_is_refused_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "cell.json"
-    path.write_text('{"study": "table1"}')
+    without_weight = [{"learner": "learner-01", "holdings": [5]}]
+    for text in (
+        '{"study": "table1"}',
+        as_text(replace(outcome("async-dvw", 0.5), learners=without_weight)),
+        as_text(replace(outcome("async-dvw", 0.5), learners=["learner-01"])),  # type: ignore[list-item]
+    ):
+        path.write_text(text)
 
-    with pytest.raises(RunError, match=r"cell\.json is no cell of a table"):
-        read_outcome(path)
+        with pytest.raises(RunError, match=r"cell\.json is no cell of a table"):
+            read_outcome(path)
 
 
 def test_the_score_at_a_moment_is_that_of_the_last_model_before_it() -> None:

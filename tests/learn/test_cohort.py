@@ -133,13 +133,19 @@ def test_the_best_model_so_far_outlives_a_crash(
     learners, start = begun(training=OFFERS_BEST)
     learners.begin(task(A, start), with_loss=True)
     (_, first), *others = go_on(learners, A, *[5] * 8)
-    state = packed(learners.state(), tmp_path)
-
-    again, _ = gone_on(training=OFFERS_BEST)
-    again.restore(state)
-
     losses = [first, *(loss for (loss,) in others)]
-    assert again.finish(A).tobytes() == best_of(again, start, losses)
+    best = 1 + losses.index(min(losses))
+    early = 1 + losses[: best - 1].index(min(losses[: best - 1]))  # the best so far, until then
+
+    for crash in (early, best, len(losses)):
+        learners, _ = begun(training=OFFERS_BEST)
+        learners.begin(task(A, start), with_loss=True)
+        go_on(learners, A, *[5] * crash)
+        again, _ = gone_on(training=OFFERS_BEST)
+        again.restore(packed(learners.state(), tmp_path))
+        go_on(again, A, *[5] * (len(losses) - crash), done=5 * crash)
+
+        assert again.finish(A).tobytes() == best_of(again, start, losses)
 
 
 def test_without_losses_the_latest_model_is_offered(federation: Federate) -> None:

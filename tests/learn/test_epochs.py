@@ -108,6 +108,7 @@ def test_without_the_last_an_epoch_is_the_full_mini_batches_that_it_would_begin_
     if not full:  # there is nothing else to train on
         full = stretch.sizes()
     assert short.sizes() == full
+    assert [one.last_batch(NAME) for one in (whole, cut)] == [stretch.sizes()[-1], full[-1]]
     assert cut.num_steps(NAME) == len(full) == len(after.seeds)
     assert after.examples.tolist() == before.examples[: sum(full)].tolist()
     assert after.draws.tolist() == before.draws[: sum(full)].tolist()

@@ -307,7 +307,9 @@ def test_a_learner_with_wrong_labels_weighs_least_by_the_validation_of_all(tmp_p
 
     run(small("sync-dvw", partition=wrong, horizon={"versions": 3}), tmp_path)
 
-    versions = [r for r in read_journal(tmp_path / "journal.jsonl") if r["kind"] == "version"]
+    header, *records = read_journal(tmp_path / "journal.jsonl")
+    assert "100 % of the labels of learner-02 wrong (next)" in header["partition"]
+    versions = [record for record in records if record["kind"] == "version"]
     for version in versions[1:]:  # the first is what all start from
         weights = {fold["learner"]: fold["weight"] for fold in version["folds"]}
         mistaken = weights.pop("learner-02")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from metis.core.errors import Interrupted
+from metis.runtime.assemble import dataset_of, lay_out
 from metis.runtime.run import run
 from metis.runtime.together import Plan, run_together
 from tests.runtime.test_run import StopAfter, assert_same_run, small, without_wall
@@ -71,3 +72,21 @@ def test_stopping_as_the_last_run_ends_stops_nothing(tmp_path: Path) -> None:
     run_together([Plan(config, tmp_path / "together", (StopAfter(num_records),))])
 
     assert_same_run(tmp_path / "apart", tmp_path / "together")
+
+
+@pytest.mark.parametrize("mistake", ["next", "random"])
+def test_runs_are_trained_together_if_their_wrong_labels_are_the_same(
+    mistake: str, tmp_path: Path
+) -> None:
+    wrong = {"partition": {"wrong_labels": {"learner-01": 1.0}, "mistake": mistake}}
+    configs = [small(policy, **wrong) for policy in ("sync-fedavg", "async-fedavg")]
+    dataset = dataset_of(configs[0])
+    first, second = (
+        (parts := lay_out(config, loaded=dataset)).bench(parts.module(), parts.shares)
+        for config in configs
+    )
+    parts = lay_out(small("sync-fedavg"), loaded=dataset)
+    right = parts.bench(parts.module(), parts.shares)
+
+    assert first.is_kin_of(second)
+    assert not first.is_kin_of(right)

@@ -11,8 +11,6 @@ from metis.core.errors import ConfigError
 from metis.data.dataset import Dataset
 from metis.data.partition import Ints
 
-KINDS = ("next", "random")
-
 _TAG = 6  # keeps this stream apart from every other one drawn from the federation's seed
 
 

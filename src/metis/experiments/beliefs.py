@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from metis.core.errors import ConfigError
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Horizon, Setting, federated_cell
 from metis.experiments.outcome import LATE, Outcome, read_outcomes
@@ -121,7 +122,8 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
     asked = tuple(dict.fromkeys(policy for one in beliefs.values() for policy in one.policies))
     policies = chosen(choice.policies, asked, f"policy of {NAME}")
     clusters = chosen(choice.clusters, tuple(grid.policies), f"cluster of {NAME}")
-    return [
+    most = 1 if setting.scale == "smoke" else None  # rows and policies of each
+    found = [
         federated_cell(
             setting,
             NAME + grid.suffix,
@@ -138,12 +140,13 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
         for name, belief in beliefs.items()
         if belief.cluster in clusters
         if setting.scale != "smoke" or name in SMOKE
-        for row in (belief.rows if setting.scale != "smoke" else belief.rows[:1])
-        if row in rows
-        for policy in (belief.policies if setting.scale != "smoke" else belief.policies[:1])
-        if policy in policies
+        for row in [row for row in belief.rows if row in rows][:most]
+        for policy in [policy for policy in belief.policies if policy in policies][:most]
         for seed in setting.seeds
     ]
+    if not found:
+        raise ConfigError(f"{NAME}: no belief is about these rows, policies and clusters together")
+    return found
 
 
 def report(setting: Setting, choice: Choice) -> Report:

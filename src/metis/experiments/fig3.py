@@ -59,7 +59,8 @@ def report(setting: Setting, choice: Choice) -> Report:
     ]
     causes = [
         f"- all {group} learners: of {one['cycles']:,} cycles {one['by_loss']:,} ended since the "
-        f"loss hardly fell (C1 or C2), {one['by_cap']:,} after the most epochs a cycle may have, "
+        f"loss rose or hardly fell (C1 or C2), {one['by_cap']:,} after the most epochs a cycle may "
+        "have, "
         f"{one['cycles'] - one['by_loss'] - one['by_cap']:,} for staleness alone (C3)"
         + (f"; in {one['rose']:,} the last epoch made the loss larger" if "rose" in one else "")
         for group, one in cycles.items()

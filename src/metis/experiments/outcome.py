@@ -128,7 +128,9 @@ def read_outcome(path: Path) -> Outcome:
             raise ValueError("its traffic and its curve are not of the same tests")
         for updates, up, down, *samples in found.traffic:
             _ = updates + up + down + sum(samples)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        for each in found.learners:
+            _ = each["learner"], sum(each["holdings"]), each["mean_weight"]
+    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise RunError(
             f"{path} is no cell of a table: {error}; remove it to have the cell made again"
         ) from None
@@ -234,7 +236,7 @@ def in_words(config: Config) -> str:
         f"weight decay {train.weight_decay:g}",
         *([f"shuffle buffer {train.shuffle_buffer:,}"] if train.shuffle_buffer else []),
         *(["full mini-batches alone"] if train.drop_last else []),
-        *wrong_labels_in_words(config),
+        *config.partition.mistakes_in_words(),
         speeds,
         f"costs {config.costs.profile}",
         f"precision {precision_of(config)}, engine {config.engine}",
@@ -248,16 +250,6 @@ def in_words(config: Config) -> str:
         kind = "stratified" if config.validation.stratified else "not stratified"
         words.append(f"{100 * config.validation.fraction:g} % held out, {kind}")
     return "; ".join(words)
-
-
-def wrong_labels_in_words(config: Config) -> list[str]:
-    """Return whose labels are wrong, and how many of them; nothing where none are."""
-    wrong = config.partition.wrong_labels
-    alike = {share: [one for one in wrong if wrong[one] == share] for share in wrong.values()}
-    return [
-        f"{100 * share:g} % of the labels of {', '.join(names)} wrong ({config.partition.mistake})"
-        for share, names in alike.items()
-    ]
 
 
 def precision_of(config: Config) -> str:

@@ -6,17 +6,25 @@ means over the last tenth of the time: single models are too noisy to tell value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting, federated_cell
-from metis.experiments.outcome import Outcome
+from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.pictures import new_figure, plain, write_figure
-from metis.experiments.study import Choice, Grid, chosen
-from metis.experiments.words import markdown_table, paired, score
+from metis.experiments.study import Choice, Grid, Report, chosen
+from metis.experiments.words import (
+    costs_table,
+    made_with,
+    markdown_table,
+    paired,
+    score,
+    write_page,
+)
 from metis.report.plots import COLOURS
 
 CLUSTER = "heterogeneous"
@@ -31,7 +39,7 @@ def planned(
 ) -> list[Cell]:
     """Return the cells of these plans; of data other than the paper's they have its name."""
     chosen(choice.clusters, (CLUSTER,), f"cluster of {study}")
-    rows = chosen(choice.rows or (ROW,), grid.rows, f"row of {study}")
+    rows = chosen(choice.rows or (ROW,), grid.rows, f"row of {study}", grid.more_rows)
     known = tuple(dict.fromkeys(policy for policy, _, _ in plans))
     policies = chosen(choice.policies, known, f"policy of {study}")
     return [
@@ -114,17 +122,38 @@ class Sensitivity:
         heads = (f"instead of {self.usual_in_words}", "seeds", "difference ± standard error")
         return markdown_table(heads, lines)
 
-    def panels(self, found: Sequence[Outcome]) -> list[Panel]:
-        """Return a panel for each row and horizon."""
-        keys = dict.fromkeys((one.row, one.horizon) for one in found)
-        return [
-            (", ".join(key), self, [one for one in found if (one.row, one.horizon) == key])
-            for key in keys
-        ]
-
 
 #: A title, what is varied, and the cells that tell of it.
 Panel = tuple[str, Sensitivity, Sequence[Outcome]]
+#: Given a row and a horizon in words, and the cells of both: what is said of them, and drawn.
+Told = Callable[[str, str, Sequence[Outcome]], tuple[list[str], list[Panel]]]
+
+
+def sensitivity_page(
+    setting: Setting, choice: Choice, study: str, titles: tuple[str, str], told: Told
+) -> Report:
+    """Write the page of a study: what is told of each row and horizon, and one picture of all.
+
+    `titles` are the page's and the picture's.
+    """
+    name, (title, caption) = study + table1.grid_of(choice.data, study).suffix, titles
+    found = read_outcomes(setting.out / name)
+    if not found:
+        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
+    parts, panels = [f"## {title}\n"], list[Panel]()
+    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
+        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
+        more, drawn = told(row, horizon, here)
+        parts, panels = parts + more, panels + drawn
+    seeds = {one.seed for one in found}
+    if len(seeds) > 1:
+        parts.append(
+            f"Of {len(seeds)} seeds; differences are taken in the same ones, with standard error; "
+            "bars and bands go from the least to the most.\n"
+        )
+    picture = draw(panels, setting.out / f"{name}.png")
+    parts += [f"![{caption}]({picture.name})\n", costs_table(found), made_with(found)]
+    return write_page(setting.out, name, "\n".join(parts), [picture])
 
 
 def draw(panels: Sequence[Panel], path: Path) -> Path:

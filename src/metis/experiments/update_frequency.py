@@ -1,8 +1,8 @@
 """Beyond the paper: how asynchronous policies depend on the number of local epochs.
 
-The paper says that of 1 to 32 epochs an update 4 were best, and that adaptive learners are better
-still, but shows neither curve. Everything but the epochs is Table I's; AsyncDVW(a), whose learners
-choose them, stands beside it.
+The paper says that of 1 to 32 epochs an update 4 were best for FedAvg and synchronous DVW, and that
+adaptive learners are better still, but shows neither curve. Everything but the epochs is Table I's;
+AsyncDVW(a), whose learners choose them, stands beside it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,10 @@ from statistics import fmean
 
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
-from metis.experiments.outcome import Outcome, read_outcomes
-from metis.experiments.sensitivity import Plan, Sensitivity, draw, planned
+from metis.experiments.outcome import Outcome
+from metis.experiments.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
 from metis.experiments.study import Choice, Report, Study
-from metis.experiments.words import (
-    TITLES,
-    costs_table,
-    made_with,
-    markdown_table,
-    score,
-    write_page,
-)
+from metis.experiments.words import TITLES, markdown_table, score
 
 NAME = "update-frequency"
 EPOCHS = (1, 2, 4, 8, 16, 32)
@@ -58,27 +51,19 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    name = NAME + table1.grid_of(choice.data, NAME).suffix
-    found = read_outcomes(setting.out / name)
-    if not found:
-        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
-    parts = ["## Sensitivity to the number of local epochs\n"]
-    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
-        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
-        parts += [
-            f"{row}, {horizon}; means over the last tenth of the time:\n",
-            SENSITIVITY.table(here, "epochs", {}),
-            f"{TITLES[ADAPTIVE]}: {score(SENSITIVITY.scores(here, ''))}.\n",
-            SENSITIVITY.differences(here),
-            _chosen_epochs([one for one in here if one.policy == ADAPTIVE]),
-        ]
-    seeds = {one.seed for one in found}
-    if len(seeds) > 1:
-        parts.append(f"Of {len(seeds)} seeds; bars and the band go from the least to the most.\n")
-    picture = draw(SENSITIVITY.panels(found), setting.out / f"{name}.png")
-    parts += [f"![accuracy by local epochs]({picture.name})\n"]
-    parts += [costs_table(found), made_with(found)]
-    return write_page(setting.out, name, "\n".join(parts), [picture])
+    titles = ("Sensitivity to the number of local epochs", "accuracy by local epochs")
+    return sensitivity_page(setting, choice, NAME, titles, _told)
+
+
+def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], list[Panel]]:
+    parts = [
+        f"{row}, {horizon}; means over the last tenth of the time:\n",
+        SENSITIVITY.table(here, "epochs", {}),
+        f"{TITLES[ADAPTIVE]}: {score(SENSITIVITY.scores(here, ''))}.\n",
+        SENSITIVITY.differences(here),
+        _chosen_epochs([one for one in here if one.policy == ADAPTIVE]),
+    ]
+    return parts, [(f"{row}, {horizon}", SENSITIVITY, here)]
 
 
 def _chosen_epochs(adaptive: Sequence[Outcome]) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
-from metis.experiments.outcome import Outcome, read_outcomes
-from metis.experiments.sensitivity import Plan, Sensitivity, draw, planned
+from metis.experiments.outcome import Outcome
+from metis.experiments.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
 from metis.experiments.study import Choice, Report, Study
-from metis.experiments.words import costs_table, made_with, score, write_page
+from metis.experiments.words import score
 
 NAME = "validation-size"
 PERCENTS = (1, 2, 5, 10)
@@ -50,30 +50,21 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    name = NAME + table1.grid_of(choice.data, NAME).suffix
-    found = read_outcomes(setting.out / name)
-    if not found:
-        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
-    parts = ["## Sensitivity of DVW to the size of the validation set\n"]
-    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
-        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
-        held_out = [
-            ", ".join(_held_out(here, variant(percent, kind)) for kind in KINDS)
-            for percent in PERCENTS
-        ]
-        parts += [
-            f"{row}, AsyncDVW(na), {horizon}; means over the last tenth of the time:\n",
-            SENSITIVITY.table(here, "held out (%)", {"examples held out": held_out}),
-            f"Equal weights, 5 % held out: {score(SENSITIVITY.scores(here, ''))}.\n",
-            SENSITIVITY.differences(here),
-        ]
-    seeds = {one.seed for one in found}
-    if len(seeds) > 1:
-        parts.append(f"Of {len(seeds)} seeds; bars and the band go from the least to the most.\n")
-    picture = draw(SENSITIVITY.panels(found), setting.out / f"{name}.png")
-    parts += [f"![accuracy by share held out]({picture.name})\n"]
-    parts += [costs_table(found), made_with(found)]
-    return write_page(setting.out, name, "\n".join(parts), [picture])
+    titles = ("Sensitivity of DVW to the size of the validation set", "accuracy by share held out")
+    return sensitivity_page(setting, choice, NAME, titles, _told)
+
+
+def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], list[Panel]]:
+    held_out = [
+        ", ".join(_held_out(here, variant(percent, kind)) for kind in KINDS) for percent in PERCENTS
+    ]
+    parts = [
+        f"{row}, AsyncDVW(na), {horizon}; means over the last tenth of the time:\n",
+        SENSITIVITY.table(here, "held out (%)", {"examples held out": held_out}),
+        f"Equal weights, 5 % held out: {score(SENSITIVITY.scores(here, ''))}.\n",
+        SENSITIVITY.differences(here),
+    ]
+    return parts, [(f"{row}, {horizon}", SENSITIVITY, here)]
 
 
 def _held_out(found: Sequence[Outcome], name: str) -> str:

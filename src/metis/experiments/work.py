@@ -182,7 +182,7 @@ def _side_by_side(
     cells: Sequence[Cell], setting: Setting, progress: _Progress, watch: Watch
 ) -> None:
     going: dict[str, subprocess.Popen[bytes]] = {}
-    at_once = computing_at_once() if setting.mps else nullcontext()
+    at_once = computing_at_once(progress.tell) if setting.mps else nullcontext()
     with (
         at_once as environment,
         _stopping(setting) as stop,

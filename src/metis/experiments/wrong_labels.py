@@ -6,7 +6,8 @@ labels is the next one's, in what they hold out for validation too. Everything e
 but that a last mini-batch which is not full is left out: how few examples it has, which some
 models suffer from, depends on whether the policy holds any back.
 Where learners are of unequal sizes, it matters which are wrong: those with most examples, which
-weigh most in FedAvg and whose judgement weighs most in DVW, or those with fewest.
+weigh most in FedAvg and whose judgement weighs most in DVW, or those with fewest. They are fast
+and slow in turn: the largest is fast, the smallest slow.
 """
 
 from __future__ import annotations
@@ -18,19 +19,12 @@ from typing import Any
 
 from metis.data.partition import deal
 from metis.experiments import table1
-from metis.experiments.cells import LEARNERS, Cell, Setting, classes_of
-from metis.experiments.outcome import Outcome, read_outcomes
+from metis.experiments.cells import LEARNERS, Cell, Setting
+from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import LOOKS
-from metis.experiments.sensitivity import Panel, Plan, Sensitivity, draw, planned
+from metis.experiments.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
 from metis.experiments.study import Choice, Report, Study, chosen
-from metis.experiments.words import (
-    TITLES,
-    costs_table,
-    made_with,
-    markdown_table,
-    paired,
-    write_page,
-)
+from metis.experiments.words import TITLES, markdown_table, paired
 
 NAME = "wrong-labels"
 ROWS = ("uniform-iid", "powerlaw-iid")  # if no others are asked for
@@ -56,7 +50,7 @@ COMPARED = (
 
 def orders_of(row: str) -> tuple[str, ...]:
     """Return which learners are wrong first; where all are of one size that is no question."""
-    return ("",) if classes_of(row)[0] == "uniform" else ("largest", "smallest")
+    return ("",) if row.startswith("uniform") else ("largest", "smallest")
 
 
 def variant(policy: str, count: int, order: str) -> str:
@@ -64,7 +58,7 @@ def variant(policy: str, count: int, order: str) -> str:
 
 
 def mistaken(count: int, order: str) -> list[str]:
-    """Return the names of those who are wrong, half of them fast and half slow."""
+    """Return the names of those who are wrong: fast and slow in turn, as sizes are dealt."""
     ranks = deal([LEARNERS // 2, LEARNERS // 2])  # 0 is the largest
     by_size = sorted(range(LEARNERS), key=ranks.__getitem__, reverse=order == "smallest")
     return [f"learner-{place + 1:02d}" for place in by_size[:count]]
@@ -84,7 +78,7 @@ def curves(order: str) -> Sensitivity:
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
     grid = table1.grid_of(choice.data, NAME)
-    rows = chosen(choice.rows or ROWS, grid.rows, f"row of {NAME}")
+    rows = chosen(choice.rows or ROWS, grid.rows, f"row of {NAME}", grid.more_rows)
     counts: Sequence[int] = COUNTS
     if setting.scale == "smoke":
         rows, counts = rows[:1], COUNTS[1:2]
@@ -106,34 +100,24 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    name = NAME + table1.grid_of(choice.data, NAME).suffix
-    found = read_outcomes(setting.out / name)
-    if not found:
-        return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
-    parts = ["## Learners with wrong labels\n"]
-    panels: list[Panel] = []
-    for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
-        here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
-        for order in orders_of(row):
-            varied = curves(order)
-            panels += varied.panels(here)
-            who = f", learners with {MOST[order]} examples first" if order else ""
-            parts += [
-                f"{row}{who}, {horizon}; means over the last tenth of the time:\n",
-                varied.table(here, "wrong", {}),
-                _differences(varied, here),
-                "Their share of all weight (DVW's: by each learner's mean over the whole time):\n",
-                _weights(varied, here, order),
-            ]
-    if len({one.seed for one in found}) > 1:
-        parts.append(
-            f"Of {len({one.seed for one in found})} seeds; differences are taken in the same "
-            "seeds, with standard error; bars go from the least to the most.\n"
-        )
-    picture = draw(panels, setting.out / f"{name}.png")
-    parts += [f"![accuracy by learners with wrong labels]({picture.name})\n"]
-    parts += [costs_table(found), made_with(found)]
-    return write_page(setting.out, name, "\n".join(parts), [picture])
+    titles = ("Learners with wrong labels", "accuracy by learners with wrong labels")
+    return sensitivity_page(setting, choice, NAME, titles, _told)
+
+
+def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], list[Panel]]:
+    parts, panels = list[str](), list[Panel]()
+    for order in orders_of(row):
+        varied = curves(order)
+        who = f", learners with {MOST[order]} examples first" if order else ""
+        parts += [
+            f"{row}{who}, {horizon}; means over the last tenth of the time:\n",
+            varied.table(here, "wrong", {}),
+            _differences(varied, here),
+            "Their share of all weight (DVW's: by the mean over each learner's updates):\n",
+            _weights(varied, here, order),
+        ]
+        panels.append((f"{row}, {horizon}", varied, here))
+    return parts, panels
 
 
 def _weights(varied: Sensitivity, found: Sequence[Outcome], order: str) -> str:

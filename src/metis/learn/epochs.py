@@ -97,6 +97,12 @@ class Epochs:
         num_full, rest = divmod(len(self._shares[learner].train), self._batch_size)
         return num_full if rest == 0 or (self._drop_last and num_full) else num_full + 1
 
+    def last_batch(self, learner: LearnerId) -> int:
+        """Return the number of examples in the last mini-batch of the learner's epochs."""
+        num_examples, size = len(self._shares[learner].train), self._batch_size
+        rest = num_examples - (self.num_steps(learner) - 1) * size
+        return 2 if rest == 1 and self._no_single and size > 1 else min(rest, size)
+
     def stretches(
         self, learner: LearnerId, ordinal: int, first: int, num_steps: int
     ) -> Iterator[Stretch]:

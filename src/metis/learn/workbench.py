@@ -171,7 +171,7 @@ class Workbench:
     def is_kin_of(self, other: Workbench) -> bool:
         """Whether learners of both can be trained by one trainer: same data, model, settings."""
         return (
-            self.dataset is other.dataset
+            _are_same(self.dataset, other.dataset)
             and self.layout == other.layout
             and self.training == other.training
             and self.preparation == other.preparation
@@ -374,3 +374,13 @@ def _set_flags(benchmark: bool, deterministic: bool, cudnn_tf32: bool, matmul_tf
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.allow_tf32 = cudnn_tf32
     torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
+
+
+def _are_same(one: Dataset, other: Dataset) -> bool:
+    """Whether two hold the same. Inputs are not compared: labels alone are ever exchanged."""
+    return one is other or (
+        one.x_train is other.x_train
+        and one.x_test is other.x_test
+        and np.array_equal(one.y_train, other.y_train)
+        and np.array_equal(one.y_test, other.y_test)
+    )

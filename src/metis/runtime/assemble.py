@@ -180,9 +180,7 @@ def assemble(
         "download": config.download.in_words(),
         "engine": choice.engine,
         "engine_note": choice.note,
-        "batch_note": batch_note(
-            config, {name: len(share.train) for name, share in shares.items()}
-        ),
+        "batch_note": batch_note(bench),
         "unplaced": division.unplaced,
         "judged": chosen.weighting.judged_by != "nobody",
         "learners": [
@@ -199,17 +197,18 @@ def assemble(
     return Federation(config, plan, controller, start(bench, choice, shared), layout, header)
 
 
-def batch_note(config: Config, num_examples: Mapping[LearnerId, int]) -> str | None:
-    """Return whose epochs end with so small a mini-batch that it can spoil their models."""
-    size = config.train.batch_size
-    assert size is not None
-    left = {name: number % size for name, number in num_examples.items() if number > size}
-    tiny = {name: rest for name, rest in left.items() if 0 < rest <= TINY * size}
-    if config.train.drop_last or not tiny:
+def batch_note(bench: Workbench) -> str | None:
+    """Return how many learners end their epochs with a mini-batch so small that it can spoil their
+    models, and who has the smallest."""
+    size, profiles = bench.training.batch_size, bench.profiles()
+    last = {one.learner: bench.epochs.last_batch(one.learner) for one in profiles}
+    several = [one.learner for one in profiles if one.steps_per_epoch > 1]
+    tiny = {name: last[name] for name in several if last[name] <= TINY * size}
+    if not tiny:
         return None
     first, most = min(tiny, key=lambda name: tiny[name]), max(tiny.values())
     return (
-        f"{len(tiny)} of {len(num_examples)} learners end each epoch with a mini-batch of at most "
+        f"{len(tiny)} of {len(profiles)} learners end each epoch with a mini-batch of at most "
         f"{most} example{'s' if most > 1 else ''} instead of {size} ({first}: {tiny[first]}), "
         "which can spoil a model; train.drop_last = true leaves it out"
     )
@@ -273,11 +272,14 @@ def resolve(config: Config, dataset: Dataset) -> Config:
 
 
 def divide(config: Config, dataset: Dataset) -> Partition:
-    """Return who holds what. Unequal shares are dealt in turn to the groups, largest first."""
+    """Return who holds what. Unequal shares are dealt in turn to the groups, largest first.
+
+    Its note tells of wrong labels too, which are `labelled`'s.
+    """
     if config.learners > len(dataset.y_train):
         raise DataError(f"{config.learners} learners cannot share {len(dataset.y_train)} examples")
     dealt = config.partition.sizes != "uniform" and config.partition.classes != "natural"
-    return partition(
+    found = partition(
         dataset.y_train,
         config.learners,
         sizes=config.partition.sizes,
@@ -291,6 +293,7 @@ def divide(config: Config, dataset: Dataset) -> Partition:
         owners=dataset.owners,
         ranks=deal(list(config.group_sizes().values())) if dealt else None,
     )
+    return replace(found, note="; ".join([found.note, *config.partition.mistakes_in_words()]))
 
 
 def labelled(config: Config, dataset: Dataset, division: Partition) -> Dataset:
