@@ -169,9 +169,8 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
             means = [fmean(scores) for scores in there.values()]
             if there:
                 colour, style = varied.looks.get(label, (COLOURS[number], "-"))
-                axes.plot(
-                    list(there), means, marker="o", color=colour, linestyle=style, label=label
-                )
+                look = {"marker": "o", "markersize": 4, "color": colour, "linestyle": style}
+                axes.plot(list(there), means, label=label, **look)
                 low, high = map(min, there.values()), map(max, there.values())
                 axes.vlines(list(there), [*low], [*high], color=colour, lw=1.5)
         beside = varied.scores(found, "")
@@ -186,5 +185,5 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
         axes.minorticks_off()
         axes.set_title(title, loc="left", fontsize=10)
         if ticks or beside:
-            axes.legend(fontsize=8, frameon=False)
+            axes.legend(fontsize=8, frameon=False, handlelength=3.2)
     return write_figure(figure, path)

@@ -13,6 +13,7 @@ from statistics import fmean
 from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome
+from metis.experiments.pictures import LOOKS
 from metis.experiments.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
 from metis.experiments.study import Choice, Report, Study
 from metis.experiments.words import TITLES, markdown_table, score
@@ -37,6 +38,7 @@ SENSITIVITY = Sensitivity(
     usual_in_words="AsyncDVW(na), 4 epochs",
     beside=ADAPTIVE,
     beside_in_words=TITLES[ADAPTIVE],
+    looks={TITLES[policy]: LOOKS[policy] for policy in POLICIES},
 )
 
 
