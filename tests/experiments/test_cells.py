@@ -276,3 +276,24 @@ def test_the_other_reading_of_the_power_law_is_made_where_it_is_named(
     cells = study.cells(Setting(tmp_path), Choice(None, ("geometric-3",)))
 
     assert {one.config.partition.sizes for one in cells} == {"geometric"}
+
+
+def test_how_much_is_held_out_is_varied_and_nothing_else(tmp_path: Path) -> None:
+    cells = validation_size.cells(Setting(tmp_path), Choice(data="mnist"))
+
+    usual = table1.cells(
+        Setting(tmp_path), Choice(("heterogeneous",), ("powerlaw-3",), data="mnist")
+    )
+    of = {one.policy: one.config for one in usual}
+    for one in cells:
+        theirs = of[one.policy]
+        # What is left for an epoch's last mini-batch hangs on what is held out.
+        train = replace(theirs.train, drop_last=True)
+        assert replace(one.config, validation=theirs.validation) == replace(theirs, train=train)
+    held_out = [
+        (one.config.validation.fraction, one.config.validation.stratified)
+        for one in cells
+        if one.variant
+    ]
+    assert sorted(held_out) == [(x, kind) for x in (0.01, 0.02, 0.05, 0.1) for kind in (0, 1)]
+    assert [one.policy for one in cells if not one.variant] == ["async-uniform"]

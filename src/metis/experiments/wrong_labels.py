@@ -22,7 +22,14 @@ from metis.experiments import table1
 from metis.experiments.cells import LEARNERS, Cell, Setting
 from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import LOOKS
-from metis.experiments.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
+from metis.experiments.sensitivity import (
+    FULL_BATCHES,
+    Panel,
+    Plan,
+    Sensitivity,
+    planned,
+    sensitivity_page,
+)
 from metis.experiments.study import Choice, Report, Study, chosen
 from metis.experiments.words import TITLES, markdown_table, paired
 
@@ -91,7 +98,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
                 for count in counts:
                     changes: Mapping[str, Mapping[str, Any]] = {
                         "partition": {"wrong_labels": dict.fromkeys(mistaken(count, order), 1.0)},
-                        "train": {"drop_last": True},
+                        **FULL_BATCHES,
                     }
                     name = variant(policy, count, order)
                     plans[name] = (policy, name, changes)
