@@ -167,7 +167,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         here = [one for one in found if (one.scale, one.horizon) == (scale, horizon)]
         parts.append(f"{data}, {horizon}, scale {scale}:\n\n{_table(here)}{_pairs(here)}")
     published = ", ".join(f"{name} {value:.4f}" for name, value in SSTC_ACCURACY.items())
-    parts.append(f"The paper, on FEMNIST after 1,000 rounds of 50 learners: {published}.\n")
+    parts.append(f"The paper's best on FEMNIST within 1,000 rounds of 50 learners: {published}.\n")
     ((most, _),) = alike.most_common(1)
     shown = [one for one in found if (one.scale, one.horizon) == most]
     pictures.append(draw(curves_of(shown), setting.out / f"{NAME}.png"))
