@@ -1,8 +1,8 @@
 """Beyond the paper: how asynchronous policies depend on the number of local epochs.
 
-The paper says that of 1 to 32 epochs an update 4 were best for FedAvg and synchronous DVW, and that
-adaptive learners are better still, but shows neither curve. Everything but the epochs is Table I's;
-AsyncDVW(a), whose learners choose them, stands beside it.
+The paper says that of 1 to 32 epochs an update 4 were best for FedAvg and synchronous DVW, and does
+not show it. Everything but the epochs is Table I's; AsyncDVW(a), whose learners choose them, stands
+beside it.
 """
 
 from __future__ import annotations
