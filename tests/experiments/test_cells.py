@@ -264,6 +264,8 @@ def test_beliefs_that_are_about_nothing_that_was_asked_for_are_refused(tmp_path:
     with pytest.raises(ConfigError, match="no belief is about these rows"):
         beliefs.cells(Setting(tmp_path), nobody)
 
+    with pytest.raises(ConfigError, match="no belief is tried at scale smoke for these"):
+        beliefs.cells(Setting(tmp_path, "smoke"), Choice(("heterogeneous",)))
     asked = Choice(None, ("powerlaw-3",), ("sync-dvw",))
     one = beliefs.cells(Setting(tmp_path, "smoke"), asked)[0]  # though it is no row's first
     assert one.name.endswith("powerlaw-3/sync-dvw-buffer-1000")

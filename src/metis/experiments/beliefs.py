@@ -145,7 +145,8 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
         for seed in setting.seeds
     ]
     if not found:
-        raise ConfigError(f"{NAME}: no belief is about these rows, policies and clusters together")
+        tried = "is tried at scale smoke for" if setting.scale == "smoke" else "is about"
+        raise ConfigError(f"{NAME}: no belief {tried} these rows, policies and clusters together")
     return found
 
 
