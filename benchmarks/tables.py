@@ -107,6 +107,17 @@ def simulate_gpu() -> str:
     return "\n\n".join(parts)
 
 
+def kernels_gpu() -> str:
+    lines = ["| network | samples/s | without | ratio |", "|---|--:|--:|--:|"]
+    for row in _read("h200-kernels.json")["rows"]:
+        lines.append(
+            f"| `{row['model']}` | {_spread(row['samples_per_second'], ',.0f')} "
+            f"| {_spread(row['samples_per_second_without'], ',.0f')} "
+            f"| {_spread(row['ratio'], '.2f')} |"
+        )
+    return "\n".join(lines)
+
+
 def peers() -> str:
     lines = [
         "| peer | workload | samples/s | ratio | with start-up | command to first round, s |",
@@ -308,6 +319,7 @@ TABLES = {
     "agenda": agenda,
     "simulate-cpu": simulate_cpu,
     "simulate-gpu": simulate_gpu,
+    "kernels-gpu": kernels_gpu,
     "peers": peers,
     "scaling": scaling,
     "codecs-speed": codecs_speed,

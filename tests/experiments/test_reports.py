@@ -340,10 +340,12 @@ def test_an_axis_begins_below_what_comes_after_the_first_climb() -> None:
     climbed = outcome("async-dvw", 0.9, curve=[[0.0, 0, 0.1], [7_000.0, 1, 0.7], [9e3, 2, 0.9]])
     other = outcome("fedasync", 0.5, curve=[[0.0, 0, 0.1], [14_000.0, 2, 0.5]])
 
-    assert convergence._floor([climbed]) == pytest.approx(0.7 - 0.08 * 0.2)
-    assert convergence._floor([climbed, other]) == pytest.approx(0.5 - 0.08 * 0.4)
-    assert convergence._floor([other]) is None  # one point is no range
-    assert convergence._floor([replace(other, curve=[])]) is None
+    assert convergence._limits([climbed]) == pytest.approx((0.7 - 0.08 * 0.2, 0.9 + 0.08 * 0.2))
+    assert convergence._limits([climbed, other]) == pytest.approx(
+        (0.5 - 0.08 * 0.4, 0.9 + 0.08 * 0.4)
+    )
+    assert convergence._limits([other]) is None  # one point is no range
+    assert convergence._limits([replace(other, curve=[])]) is None
 
 
 def told_costs(page: str) -> list[dict[str, list[str]]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 CLIMB = 0.02  # of the virtual time: so long the first climb takes
-MARGIN = 0.08  # below the lowest of what comes after it, of its range
+MARGIN = 0.08  # below and above what comes after it, of its range
 _MOMENTS = 400  # at which the mean of several seeds is taken
 _LEFT, _WIDTH, _HEIGHT, _LABELS = 0.68, 0.3, 0.3, 0.06  # of an inset, as shares of its panel
 
@@ -42,7 +42,7 @@ def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
         here = [one for one in found if one.row == row]
         _curves(axes, here)
         plain(axes, "virtual time (s)", "test accuracy")
-        axes.set_ylim(bottom=_floor(here))
+        axes.set_ylim(_limits(here))
         _inset(axes, here[0])
         axes.set_title(row, loc="left", fontsize=10)
     handles, labels = [], []
@@ -73,12 +73,16 @@ def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
         axes.plot(at, scores, color=colour, linestyle=style, linewidth=1.2, label=TITLES[policy])
 
 
-def _floor(found: Sequence[Outcome]) -> float | None:
-    """Return where an axis begins: below all that comes after the first climb, which hides it."""
+def _limits(found: Sequence[Outcome]) -> tuple[float, float] | None:
+    """Return where an axis begins and ends: the first climb would hide all that comes after it."""
     after = [
         score for one in found for at, _, score in one.curve if at >= CLIMB * one.virtual_seconds
     ]
-    return min(after) - MARGIN * (max(after) - min(after)) if len(set(after)) > 1 else None
+    if len(set(after)) < 2:
+        return None
+    low, high = min(after), max(after)
+    margin = MARGIN * (high - low)
+    return low - margin, high + margin
 
 
 def _inset(axes: Axes, one: Outcome) -> None:
@@ -106,9 +110,10 @@ def _inset(axes: Axes, one: Outcome) -> None:
 def _emptiest(axes: Axes) -> float:
     """Return how far up an inset hides least of the curves: at the bottom, if that is as good."""
     axes.autoscale_view()
+    places = np.linspace(_LEFT, _LEFT + _WIDTH, _MOMENTS)
     points = [axes.transLimits.transform(line.get_xydata()) for line in axes.lines]
-    every = np.concatenate([np.empty((0, 2)), *points])
-    below = every[(every[:, 0] >= _LEFT) & (every[:, 0] <= _LEFT + _WIDTH), 1]
+    heights = [np.interp(places, *line.T, right=np.nan) for line in points if len(line)]
+    below = np.concatenate([np.empty(0), *heights])
 
     def hidden(low: float) -> int:
         return int(np.sum((below >= low - _LABELS) & (below <= low + _HEIGHT)))
