@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from metis.config import load
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (
     "README.md",
@@ -50,9 +52,25 @@ def test_the_examples_of_a_document_run(document: str, tmp_path: Path) -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     for document in documents:
-        for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name}: {target}"
+        text = document.read_text(encoding="utf-8")
+        for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
+            if "://" in target:
+                continue
+            there = document.parent / target if target else document
+            assert there.exists(), f"{document.name}: {target}"
+            assert not section or section in _sections(there), f"{document.name}: #{section}"
+
+
+def _sections(document: Path) -> set[str]:
+    """Return what headings are called in links."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.toml")), ids=lambda at: at.name)
+def test_a_config_beside_the_documents_is_one(path: Path) -> None:
+    load(path)  # which checks it
 
 
 def _call(program: str, standard_input: str, folder: Path) -> None:
