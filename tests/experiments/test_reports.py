@@ -29,6 +29,7 @@ from metis.experiments import (
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, findings
 from metis.experiments.outcome import Outcome
+from metis.experiments.pictures import new_figure
 from metis.experiments.sstc_kernels import look
 from metis.experiments.study import Choice
 from metis.experiments.words import beside, markdown_table, score, write_page
@@ -346,6 +347,14 @@ def test_an_axis_begins_below_what_comes_after_the_first_climb() -> None:
     )
     assert convergence._limits([other]) is None  # one point is no range
     assert convergence._limits([replace(other, curve=[])]) is None
+
+
+def test_an_inset_is_not_put_upon_a_line_between_two_tests() -> None:
+    axes = new_figure(5, 3).subplots()
+    axes.plot([0.0, 60.0, 100.0], [0.0, 0.2, 0.2])
+    axes.set(xlim=(0.0, 100.0), ylim=(0.0, 1.0))
+
+    assert convergence._emptiest(axes) == 0.35  # no test lies below an inset, but the line does
 
 
 def told_costs(page: str) -> list[dict[str, list[str]]]:

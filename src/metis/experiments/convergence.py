@@ -112,7 +112,9 @@ def _emptiest(axes: Axes) -> float:
     axes.autoscale_view()
     places = np.linspace(_LEFT, _LEFT + _WIDTH, _MOMENTS)
     points = [axes.transLimits.transform(line.get_xydata()) for line in axes.lines]
-    heights = [np.interp(places, *line.T, right=np.nan) for line in points if len(line)]
+    heights = [
+        np.interp(places, line[:, 0], line[:, 1], right=np.nan) for line in points if len(line)
+    ]
     below = np.concatenate([np.empty(0), *heights])
 
     def hidden(low: float) -> int:
