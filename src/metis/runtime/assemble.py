@@ -154,6 +154,7 @@ def assemble(
         triggers={name: parts.trigger(name) for name in names},
         validation_examples={name: len(share.validation) for name, share in shares.items()},
         batch_size=config.train.batch_size,
+        epoch_samples={name: bench.epochs.num_samples(name) for name in names},
         upload=codec_of(config.upload, layout),
         snapshot_bytes=Dense(layout).num_bytes,
         test_every=_or(config.horizon.test_every, 1 if chosen.pacing.rounds else config.learners),
@@ -200,6 +201,8 @@ def assemble(
 def batch_note(bench: Workbench) -> str | None:
     """Return how many learners end their epochs with a mini-batch so small that it can spoil their
     models, and who has the smallest."""
+    if bench.training.last_batch != "short":
+        return None
     size, profiles = bench.training.batch_size, bench.profiles()
     last = {one.learner: bench.epochs.last_batch(one.learner) for one in profiles}
     several = [one.learner for one in profiles if one.steps_per_epoch > 1]
@@ -210,7 +213,7 @@ def batch_note(bench: Workbench) -> str | None:
     return (
         f"{len(tiny)} of {len(profiles)} learners end each epoch with a mini-batch of at most "
         f"{most} example{'s' if most > 1 else ''} instead of {size} ({first}: {tiny[first]}), "
-        "which can spoil a model; train.drop_last = true leaves it out"
+        'which can spoil a model; train.last_batch = "fill" fills it up'
     )
 
 
@@ -374,7 +377,7 @@ def _training(config: Config, chosen: Recipe) -> Training:
     return Training(
         batch_size=train.batch_size,
         offers_best=train.offer == "best",
-        drop_last=train.drop_last,
+        last_batch=train.last_batch,
         shuffle_buffer=train.shuffle_buffer,
         learning_rate=train.learning_rate,
         momentum=train.momentum,
