@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metis.core.errors import RunError
+from metis.core.errors import ConfigError, RunError
 from metis.experiments import (
     beliefs,
     check,
@@ -27,7 +27,7 @@ from metis.experiments import (
     wrong_labels,
 )
 from metis.experiments.cells import Setting
-from metis.experiments.check import FAILS, HOLDS, MISSING, findings
+from metis.experiments.check import FAILS, HOLDS, MISSING, TIE, findings
 from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import new_figure
 from metis.experiments.sstc_kernels import look
@@ -205,19 +205,149 @@ def test_orderings_that_fail_are_findings() -> None:
     assert behind["AsyncDVW(a) best, or within 0.01 of the best"] == FAILS
 
 
-def test_a_finding_is_decided_by_the_final_score_and_says_what_the_last_tests_say() -> None:
+def test_a_finding_is_decided_by_the_last_tenth_and_tells_the_final_score() -> None:
     steady = [[700.0 * at, at, 0.7] for at in range(21)]
     unlucky = [*steady[:-1], [14_000.0, 20, 0.6]]  # the last tenth of the time has three tests
 
     (found, _) = findings(
         [
-            outcome("sync-fedavg", 0.65, curve=[[0.0, 0, 0.65]]),
+            outcome("sync-fedavg", 0.61, curve=[[13_000.0, 0, 0.6], [14_000.0, 1, 0.61]]),
             outcome("sync-dvw", 0.6, curve=unlucky),
         ]
     )[:2]
 
+    assert found.verdict == HOLDS
+    assert found.why == "0.6667, 0.6050: +0.0617 (one seed, noise 0.0500; final -0.0100)"
+
+
+def test_a_difference_of_one_seed_below_half_of_its_range_is_a_tie() -> None:
+    shaken = [[13_000.0, 1, 0.5], [14_000.0, 2, 0.6]]
+
+    def verdict(score: float) -> str:
+        calm = outcome("sync-fedavg", score, curve=[[13_000.0, 1, score], [14_000.0, 2, score]])
+        return findings([outcome("sync-dvw", 0.6, curve=shaken), calm])[0].verdict
+
+    # Their mean is 0.55, half of the range 0.05.
+    assert [verdict(score) for score in (0.49, 0.51, 0.59, 0.61)] == [HOLDS, TIE, TIE, FAILS]
+
+
+def test_one_test_is_said_to_show_no_noise() -> None:
+    (found, *_) = findings([outcome("sync-dvw", 0.6), outcome("sync-fedavg", 0.5)])
+
+    assert "one seed, noise 0.0000, which one test does not show" in found.why
+
+
+def test_a_difference_of_several_seeds_below_two_standard_errors_is_a_tie() -> None:
+    def verdict(*differences: float) -> str:
+        cells = [
+            outcome(policy, 0.5 + more, seed=seed)
+            for seed, difference in enumerate(differences)
+            for policy, more in (("sync-dvw", difference), ("sync-fedavg", 0.0))
+        ]
+        return findings(cells)[0].verdict
+
+    # Standard errors are 0.02, 0.01, 0.02.
+    assert verdict(0.01, 0.05) == TIE
+    assert verdict(0.01, 0.03) == HOLDS
+    assert verdict(-0.03, -0.07) == FAILS
+    assert verdict(0.0, 0.0) == HOLDS  # not below, and no noise
+
+
+def test_a_tie_of_the_other_orderings_is_being_too_near_to_their_bound() -> None:
+    best = "AsyncDVW(a) best, or within 0.01 of the best"
+    alike = "FedAvg and DVW within 0.02 of each other"
+
+    def cells(score: float, noise: float) -> list[Outcome]:
+        curve = [[13_000.0, 1, score - noise], [14_000.0, 2, score + noise]]
+        return [
+            outcome("async-dvw-adaptive", score, row="uniform-3", curve=curve),
+            outcome("async-dvw", 0.6, row="uniform-3", curve=[[13e3, 1, 0.6], [14e3, 2, 0.6]]),
+        ]
+
+    def found(score: float, noise: float) -> list[str]:
+        return [verdicts(*cells(score, noise))[claim] for claim in (best, alike)]
+
+    # No difference that noise could not make, and yet both orderings surely hold.
+    assert found(0.599, 0.005) == [HOLDS, HOLDS]
+    assert found(0.592, 0.005) == [TIE, HOLDS]  # 0.002 from the bound of 0.01
+    assert found(0.584, 0.005) == [FAILS, TIE]
+    assert found(0.574, 0.005) == [FAILS, FAILS]
+    assert found(0.6, 0.03) == [TIE, TIE]  # too much noise for either to be shown
+
+
+def test_the_worst_pair_decides_and_each_pair_has_seeds_of_its_own() -> None:
+    claim = "AsyncDVW(a) best, or within 0.01 of the best"
+    adaptive = [outcome("async-dvw-adaptive", 0.5, seed=seed) for seed in (1, 2, 3)]
+    far = [outcome("fedasync", 0.6, seed=seed) for seed in (2, 3)]
+
+    (found,) = (
+        one
+        for one in findings([*adaptive, *far, outcome("async-dvw", 0.4, seed=1)])
+        if one.claim == claim
+    )
+
     assert found.verdict == FAILS
-    assert found.why == "0.6000, 0.6500: -0.0500 (last tenth: +0.0167)"
+    assert found.why.startswith("AsyncDVW(a) and FedAsync, of 2 pairs, 0.5000, 0.6000: -0.1000")
+    assert "2 seeds" in found.why
+
+
+EXPLAINED = """
+[[explanation]]
+study = "table1"
+cluster = "heterogeneous"
+row = "powerlaw-3"
+ordering = "SyncDVW >= SyncFedAvg"
+text = "a batch of two | examples"
+command = "metis reproduce beliefs"
+"""
+
+
+def test_a_failure_is_not_explained_until_the_file_beside_the_results_says_why(
+    tmp_path: Path,
+) -> None:
+    setting = put(tmp_path, outcome("sync-fedavg", 0.6), outcome("sync-dvw", 0.5))
+
+    def told() -> list[str]:
+        text = check.report(setting, Choice()).text
+        table = text.partition("Of what fails:")[2].partition("What DVW")[0]
+        return [" ".join(line.split()) for line in table.splitlines() if "SyncDVW >=" in line]
+
+    where = "| table1 heterogeneous powerlaw-3, 14,000 s | SyncDVW >= SyncFedAvg |"
+    assert told() == [f"{where} not explained | - |"]
+
+    (tmp_path / "explanations.toml").write_text(EXPLAINED)
+    assert told() == [f"{where} a batch of two \\| examples | `metis reproduce beliefs` |"]
+
+
+def test_an_explanation_of_what_does_not_fail_is_named(tmp_path: Path) -> None:
+    setting = put(tmp_path, outcome("sync-fedavg", 0.5), outcome("sync-dvw", 0.6))
+    (tmp_path / "explanations.toml").write_text(EXPLAINED)
+
+    text = check.report(setting, Choice()).text
+
+    assert "explanations.toml also explains what does not fail here:" in text
+    assert "- table1 heterogeneous powerlaw-3: SyncDVW >= SyncFedAvg" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[", "explanations.toml: "),
+        ("[[explanations]]", "unknown key 'explanations'; did you mean 'explanation'?"),
+        ("explanation = 1", r"must be a list of tables: \[\[explanation\]\]"),
+        (EXPLAINED.replace("text", "txt"), "explanation 1: unknown key 'txt'; did you mean 'text'"),
+        (EXPLAINED.replace('command = "metis reproduce beliefs"', ""), "1 lacks the key command"),
+        (EXPLAINED.replace('"metis reproduce beliefs"', '" "'), "1: command = ' ' must be text"),
+    ],
+)
+def test_a_file_of_explanations_that_is_wrong_is_refused(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "explanations.toml").write_text(text)
+
+    with pytest.raises(ConfigError, match=words):
+        check.report(put(tmp_path, outcome("sync-dvw", 0.5)), Choice())
+    assert not (tmp_path / "check.md").exists()
 
 
 def test_seeds_that_only_one_policy_has_decide_nothing() -> None:
@@ -229,8 +359,8 @@ def test_seeds_that_only_one_policy_has_decide_nothing() -> None:
     (found, *_) = findings(
         [*mine, outcome("sync-fedavg", 0.5), outcome("sync-fedavg", 0.3, seed=7)]
     )
-    assert found.verdict == FAILS
-    assert "over 2 seeds" in found.why
+    assert found.verdict == TIE  # 0.1 and -0.2
+    assert "2 seeds" in found.why
 
     (found, *_) = findings([*mine, outcome("sync-fedavg", 0.5, seed=8)])
     assert (found.verdict, found.why) == (
@@ -250,7 +380,7 @@ def test_differences_of_several_seeds_are_paired_and_have_a_standard_error() -> 
     )
 
     # 0.1, 0.3 and 0.2: their standard deviation is 0.1, and 0.1 / sqrt(3) = 0.0577.
-    assert found.why.startswith("0.7000, 0.5000: +0.2000 ±0.0577 (last tenth: +0.2000 ±0.0577")
+    assert found.why == ("0.7000, 0.5000: +0.2000 ±0.0577 (3 seeds; final +0.2000 ±0.0577)")
 
 
 def test_a_gap_of_just_one_point_is_within_one_point() -> None:
@@ -316,8 +446,9 @@ def test_the_check_says_what_scores_bring_over_equal_weights(tmp_path: Path) -> 
 
     text = check.report(setting, Choice()).text
 
-    assert "1 hold, 0 fail, 3 lack a cell, over 3 cells" in text
-    assert "| +0.0500 (last tenth: -0.0500) | +0.3000 (last tenth: +0.2000) |" in text
+    assert "1 hold, 0 tie, 0 fail, 3 lack a cell, over 3 cells" in text
+    assert "| 0.4000, 0.4500: -0.0500 (one seed, noise 0.0000" in text
+    assert "final +0.0500) | 0.4500, 0.2500: +0.2000 (one seed" in text
 
 
 # ---- figures -----------------------------------------------------------------------------------
