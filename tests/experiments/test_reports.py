@@ -848,7 +848,7 @@ def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -
     cycles["fast"] |= {"cycles": 9, "epochs": 40, "by_loss": 5, "by_cap": 1}
     cycles["slow"] = {**cycles["fast"], "cycles": 0}  # not one came to its end
     stale = {"fast": {"first": [10, 30], "updates": 2, "median": 20, "mean": 20.0, "std": 14.1}}
-    mine = {"row": "uniform-iid", "cycles": cycles, "staleness": stale, "dataset": "mnist"}
+    mine = {"row": "uniform-iid", "cycles": cycles, "trigger_staleness": stale, "dataset": "mnist"}
     setting = put(
         tmp_path,
         outcome("async-dvw-adaptive", 0.5, study="table1-mnist", **mine),
@@ -863,8 +863,46 @@ def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -
         "all fast learners: of 9 cycles 5 ended since the loss rose or hardly fell" in cycled.text
     )
     assert "1 after the most epochs a cycle may have, 3 for staleness alone (C3)" in cycled.text
-    assert "| fast  | 2       | 20     | 20   | 14  |" in staled.text
+    assert "| fast  | 2      | 20     | 20   | 14  | - " in staled.text
     assert [path.name for path in cycled.files] == ["fig3-mnist.md", "fig3-mnist.png"]
     assert [path.name for path in staled.files] == ["fig4-mnist.md", "fig4-mnist.png"]
     assert "missing" in fig3.report(setting, Choice()).text
     assert "missing" in fig4.report(setting, Choice()).text
+
+
+def test_figure_4_is_of_staleness_at_the_trigger_as_c3_is(tmp_path: Path) -> None:
+    """Learners' own medians are what C3 compares with; at the commit all is later."""
+
+    def stale(first: list[int]) -> dict[str, Any]:
+        return {"fast": {"first": first, "updates": 40, "median": 0, "mean": 0.0, "std": 0.0}}
+
+    learners = [
+        {"learner": name, "group": "fast", "holdings": [1], "mean_weight": 1.0} for name in "ab"
+    ]
+    one = outcome(
+        "async-dvw-adaptive",
+        0.5,
+        row="uniform-iid",
+        learners=learners,
+        staleness=stale([1_000] * 40),
+        trigger_staleness=stale([90] * 20 + [100] * 20),
+    )
+
+    page = fig4.report(put(tmp_path, one), Choice()).text
+
+    (line,) = [line for line in page.splitlines() if line.startswith("| fast")]
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["40", "95", "95", "5", "90 to 100"]
+    assert "at the trigger" in page
+    assert "1,000" not in page
+
+
+def test_figure_4_of_a_cell_that_knows_staleness_at_the_commit_alone_is_not_drawn(
+    tmp_path: Path,
+) -> None:
+    stale = {"fast": {"first": [10, 30], "updates": 2, "median": 20, "mean": 20.0, "std": 14.1}}
+    one = outcome("async-dvw-adaptive", 0.5, row="uniform-iid", staleness=stale)
+
+    found = fig4.report(put(tmp_path, one), Choice())
+
+    assert "does not tell of staleness at the trigger: make it again" in found.text
+    assert [path.name for path in found.files] == ["fig4.md"]

@@ -366,7 +366,7 @@ def staleness(runs: Sequence[Run]) -> Figure | None:
     """Draw how stale updates were when they were taken, a panel for each policy.
 
     Effective staleness in mini-batches (`steps_behind`). The paper's figure shows the first 20
-    validation cycles of each learner; this one shows every update.
+    validation cycles of each learner, at their trigger; this one shows every update.
     """
     panels = [(one, _staleness(one)) for one in series_of(runs)]
     panels = [(one, groups) for one, groups in panels if groups]
