@@ -603,6 +603,8 @@ def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_cho
         cell("async-dvw-4epochs", 0.6, seed=7),
         cell("async-fedavg-4epochs", 0.3),
         cell("async-dvw-16epochs", 0.4),
+        cell("sync-fedavg-4epochs", 0.3),
+        cell("sync-fedavg-8epochs", 0.35),
         cell("", 0.45),
         cell("", 0.45, seed=7),
     )
@@ -610,9 +612,12 @@ def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_cho
     page = update_frequency.report(setting, Choice()).text
 
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    told = {line[1]: line[2:4] for line in lines if len(line) == 5}
-    assert told["4"] == ["0.5500 ±0.0500 (2 seeds)", "0.3000"]
-    assert told["16"] == ["0.4000", "-"]
+    told = {line[1]: line[2:-1] for line in lines if len(line) in (5, 7)}
+    assert told["4"] == ["0.3000", "-", "0.3000", "0.5500 ±0.0500 (2 seeds)"]
+    assert told["16"] == ["-", "-", "-", "0.4000"]
+    assert told["SyncFedAvg"] == ["4, 8", "8", "0.3500", "-0.0500"]
+    assert told["AsyncDVW(na)"] == ["4, 16", "4", "0.5500", "+0.0000"]
+    assert "AsyncFedAvg" not in told  # of one number nothing is best
     # -0.05 and -0.15 in the same seeds: their standard deviation is 0.0707.
     assert told["async-dvw-adaptive"] == ["2", "-0.1000 ±0.0500"]
     assert told["fast"] == ["7.5", "75%"]
