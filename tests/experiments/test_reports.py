@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from metis.core.errors import ConfigError, RunError
@@ -28,9 +29,11 @@ from metis.experiments import (
 from metis.experiments.cells import Setting
 from metis.experiments.check import FAILS, HOLDS, MISSING, TIE, findings
 from metis.experiments.outcome import Outcome
-from metis.experiments.sstc_kernels import look
+from metis.experiments.sstc_kernels import SHARES, gains, in_words, look, measures
 from metis.experiments.study import Choice
 from metis.experiments.words import beside, markdown_table, score, write_page
+from metis.learn.flat import layout_of
+from metis.zoo import build
 from tests.experiments.made_up import outcome, put
 
 
@@ -735,32 +738,98 @@ def test_compressed_runs_of_another_horizon_have_a_table_of_their_own(tmp_path: 
     assert [(line[2].strip(), line[3].strip()) for line in lines] == [("20", "1990"), ("10", "7")]
 
 
+def measured(when: str, share: float | None, gain: float | None) -> dict[str, Any]:
+    return {
+        "when": when,
+        "codec": "stc" if share is None else f"sstc-{share:g}",
+        "share": share,
+        "kept_in_kernels": 2_500,
+        "convolutions": 41.6 if share is None else 103.2,
+        "with_papers_bits": 104.9 if share == 0.125 else None,
+        "model": 200.5,
+        "wire": 400.5,
+        "gain": gain,
+        "pays": None if gain is None else gain > 1,
+    }
+
+
 def test_where_kept_weights_lie_is_shown_again_without_the_models(tmp_path: Path) -> None:
     one = compressed("dense", 0.9, dataset="mnist_by_writer")
     dense = tmp_path / "dense"
     kept = tmp_path / "sstc-kernels.json"
 
-    text, files = look(tmp_path, dense, one)
-    assert "which is not here" in text
-    assert not files
+    assert look(tmp_path, dense, one) == ([], [])
+    assert "which is not here" in in_words([], [])
 
     for name in ("sstc-fig1.png", "sstc-fig2-first.png", "sstc-fig2-last.png"):
         (tmp_path / name).touch()
-    rows = [["first round", "12", "3", "4", "5", "6"], ["last round", "1", "2", "3", "4", "5"]]
+    rows = [
+        measured("first", None, None),
+        measured("first", 0.125, 2.5),
+        measured("last", 0.125, 1.5),
+        measured("last", 0.4, 0.8),
+    ]
     of = ["mnist_by_writer", "full", "50 rounds", 1990]
     kept.write_text(json.dumps({"of": of, "rows": rows}))
 
-    text, files = look(tmp_path, dense, one)
-    assert "| first round | 12 " in text
+    found, files = look(tmp_path, dense, one)
+    assert [asdict(row) for row in found] == rows
     assert len(files) == 4
 
-    text, files = look(tmp_path, dense, replace(one, dataset="femnist"))
-    assert "which is not here" in text
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in in_words(found, files).splitlines()
+    ]
+    assert ["first round", "stc", "2,500", "41.6", "200.5", "400.5", "-", "-"] in lines
+    sstc_line = ["103.2 (with 11 bits 104.9)", "200.5", "400.5", "2.50", "yes"]
+    assert ["first round", "sstc-0.125", "2,500", *sstc_line] in lines
+    assert ["last round", "sstc-0.4", "2,500", "103.2", "200.5", "400.5", "0.80", "no"] in lines
+    assert gains(found) == {0.125: 2.0, 0.4: 0.8}
 
-    for damaged in ("", "[1]", json.dumps({"of": of, "rows": [["a", "b"]]})):
+    assert look(tmp_path, dense, replace(one, dataset="femnist")) == ([], [])
+
+    strings = [["first round", "12", "3", "4", "5", "6"]] * 2  # of earlier code
+    for damaged in ("", "[1]", json.dumps({"of": of, "rows": strings})):
         kept.write_text(damaged)
         with pytest.raises(RunError, match=r"is no measurement of SSTC's kernels.*remove it"):
             look(tmp_path, dense, one)
+
+
+def test_figure_3c_of_sstc_has_its_compression_on_an_upper_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(sstc, "write_figure", lambda figure, path: kept.append(figure) or path)
+    runs = [compressed(f"sstc-{share:g}", 0.9) for share in (0.125, 0.4)]
+
+    sstc.draw(sstc.curves_of(runs), {0.125: 2.5, 0.4: 0.79}, tmp_path / "a.png")
+    sstc.draw(sstc.curves_of(runs), {}, tmp_path / "b.png")
+
+    (upper,) = kept[0].axes[2].child_axes
+    assert upper.get_xticks().tolist() == [12.5, 40.0]
+    assert [tick.get_text() for tick in upper.get_xticklabels()] == ["2.50", "0.79"]
+    assert kept[1].axes[2].child_axes == []
+
+
+def test_an_update_is_measured_for_stc_and_each_share_of_kernels() -> None:
+    layout = layout_of(build("femnist_cnn", (1, 28, 28), 62, seed=0))
+    rng = np.random.default_rng(0)
+    base = np.zeros(layout.size, dtype=np.float32)
+    trained = rng.normal(size=layout.size).astype(np.float32)
+
+    rows = measures("first", trained, base, layout)
+
+    assert [row.codec for row in rows] == ["stc", *(f"sstc-{share:g}" for share in SHARES)]
+    stc, *others = rows
+    # Of 1,687,344 weights 52,000 lie in kernels, a hundredth of which is kept.
+    assert stc.kept_in_kernels == pytest.approx(520, rel=0.2)
+    for row in others:
+        chosen = int(row.share * 2080 + 0.5)
+        assert row.gain == pytest.approx(stc.kept_in_kernels * 16 / (chosen * 62))
+        assert row.pays == (row.gain > 1)
+        assert row.convolutions == pytest.approx(32 * 52_000 / (chosen * 62))
+    assert [row.codec for row in rows if row.with_papers_bits] == ["sstc-0.125"]
+    assert all(row.model > 1 and row.wire > 1 for row in rows)
 
 
 def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_number(
