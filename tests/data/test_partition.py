@@ -69,7 +69,9 @@ def test_iid_learners_hold_all_classes_by_as_few_exchanges_as_it_takes(seed: int
     moved = sum(
         len(set(new.tolist()) - set(old)) for new, old in zip(parts.indices, before, strict=True)
     )
-    assert moved == 2 * lacking  # one for one; byte for byte as drawn where nobody lacks a class
+    assert (
+        moved == 2 * lacking
+    )  # one for one; byte for byte as drawn where no learner lacks a class
 
 
 @settings(max_examples=60, deadline=None)

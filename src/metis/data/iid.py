@@ -54,7 +54,7 @@ class _Exchange:
         """Give a learner an example of a class, for one of the class it holds most of.
 
         It comes from the learner with most of that class, who keeps one at least; else from one of
-        those that yield their only one. Nothing happens where nobody can spare one.
+        those that yield their only one. Nothing happens where no learner can spare one.
         """
         of_class = self._counts[:, label]
         giver = int(of_class.argmax())

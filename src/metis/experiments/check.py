@@ -270,7 +270,7 @@ def _failures(listed: Sequence[Finding], explained: Sequence[Explanation]) -> st
         if one.verdict == FAILS:
             why = [each for each in explained if _explains(each, one)]
             said = [(each.text, f"`{each.command}`") for each in why] or [("not explained", "-")]
-            # A bar in somebody's words is no border of the table.
+            # A bar in an explanation is no border of the table.
             rows += [(one.where, one.claim, *(w.replace("|", r"\|") for w in e)) for e in said]
     if not rows:
         return ""
