@@ -44,9 +44,11 @@ def panels(figure: Any) -> list[Any]:
 
 def test_few_tests_are_drawn_as_steps_that_hold_until_the_next(drawn: Any) -> None:
     curve = [[0.0, 0, 0.1], [600.0, 1, 0.7]]
-    (axes,) = panels(drawn(outcome("fedasync", 0.7, curve=curve, virtual_seconds=1_000.0)))
+    figure = drawn(outcome("fedasync", 0.7, curve=curve, virtual_seconds=1_000.0))
+    (axes,) = panels(figure)
     (line,) = axes.get_lines()
 
+    assert figure.legends[0].get_title().get_text() == "Lines: scores, each until the next test."
     assert line.get_drawstyle() == "steps-post"
     assert line.get_xydata().tolist() == [[0.0, 0.1], [600.0, 0.7], [1_000.0, 0.7]]
 

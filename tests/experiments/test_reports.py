@@ -218,7 +218,10 @@ def test_a_finding_is_decided_by_the_last_tenth_and_tells_the_final_score() -> N
     )[:2]
 
     assert found.verdict == HOLDS
-    assert found.why == "0.6667, 0.6050: +0.0617 (one seed, noise 0.0500; final -0.0100)"
+    assert (
+        found.why
+        == "0.6667, 0.6050: +0.0617 (one seed, noise 0.0500 of 3 and 2 tests; final -0.0100)"
+    )
 
 
 def test_a_difference_of_one_seed_below_half_of_its_range_is_a_tie() -> None:
@@ -232,10 +235,10 @@ def test_a_difference_of_one_seed_below_half_of_its_range_is_a_tie() -> None:
     assert [verdict(score) for score in (0.49, 0.51, 0.59, 0.61)] == [HOLDS, TIE, TIE, FAILS]
 
 
-def test_one_test_is_said_to_show_no_noise() -> None:
+def test_noise_of_one_seed_is_said_to_be_of_so_many_tests() -> None:
     (found, *_) = findings([outcome("sync-dvw", 0.6), outcome("sync-fedavg", 0.5)])
 
-    assert "one seed, noise 0.0000, which one test does not show" in found.why
+    assert "one seed, noise 0.0000 of 1 and 1 tests" in found.why
 
 
 def test_a_difference_of_several_seeds_below_two_standard_errors_is_a_tie() -> None:

@@ -35,10 +35,11 @@ RULE = (
     "Means over the last tenth of the virtual time decide; final accuracy is given as information. "
     f"The noise of a difference is {_STANDARD_ERRORS} standard errors of the paired difference, of "
     "several seeds; of one seed it is half of the larger range that the two cells have within the "
-    "last tenth. An ordering is a tie where the difference is nearer to the ordering's bound than "
-    "that. The bound is no difference where one policy must not be below another; "
-    f"{CLOSE:g} below each other policy for the best; {ALIKE:g} between any two for uniform rows. "
-    "Of many pairs the worst decides: one that fails, else one that ties, else the narrowest.\n"
+    "last tenth, which says little where these have few tests. An ordering is a tie where the "
+    "difference is nearer to the ordering's bound than that. The bound is no difference where one "
+    f"policy must not be below another; {CLOSE:g} below each other policy for the best; "
+    f"{ALIKE:g} between any two for uniform rows. Of many pairs the worst decides: one that fails, "
+    "else one that ties, else the narrowest.\n"
 )
 
 
@@ -114,9 +115,8 @@ def _difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Differenc
     else:
         tests = [ours[0].late_scores(), theirs[0].late_scores()]
         noise = max(max(scores) - min(scores) for scores in tests) / 2
-        about = f"one seed, noise {noise:.4f}"
-        if min(map(len, tests)) < 2:  # one test has no range
-            about += ", which one test does not show"
+        # The fewer tests there are, the less their range says.
+        about = f"one seed, noise {noise:.4f} of {' and '.join(str(len(t)) for t in tests)} tests"
     final = paired([one.final_score or 0.0 for one in ours], [o.final_score or 0.0 for o in theirs])
     words = (
         f"{fmean(first):.4f}, {fmean(second):.4f}: {paired(first, second)} ({about}; final {final})"

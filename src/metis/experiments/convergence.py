@@ -30,8 +30,9 @@ CAPTION = (
 )
 MANY = round(2 / WINDOW)  # tests: with fewer a window has hardly two, and means would be ramps
 FEW = f" With fewer than {MANY} tests the scores themselves are the line."
+ALL_FEW = "Lines: scores, each until the next test."
 SEEDS = (
-    " Of several seeds both are means; a band goes from the least to the most of the seeds' lines."
+    " Of several seeds lines are means; a band goes from the least to the most of the seeds' lines."
 )
 _MOMENTS = 600  # at which lines are computed: more than a panel has pixels to tell apart
 _INSET = (1.03, 0.52, 0.24, 0.46)  # right of its panel, where there are no lines
@@ -58,7 +59,9 @@ def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
         lines_here, labels = axes.get_legend_handles_labels()
         handles |= zip(labels, lines_here, strict=True)
     in_order = [name for name in TITLES.values() if name in handles]
-    caption = CAPTION + (FEW if any(not _many(one) for one in tested) else "")
+    smooth = [_many(one) for one in tested]
+    caption = CAPTION if any(smooth) else ALL_FEW
+    caption += FEW if any(smooth) and not all(smooth) else ""
     caption += SEEDS if len({one.seed for one in tested}) > 1 else ""
     figure.legend(
         handles=[handles[name] for name in in_order],
