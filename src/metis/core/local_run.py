@@ -33,6 +33,15 @@ class Trigger(Protocol):
     def __call__(self, progress: Progress) -> bool: ...
 
 
+def steps_of_epoch(num_examples: int, batch_size: int, drop_last: bool) -> int:
+    """Return the number of mini-batches in an epoch over so many examples.
+
+    The last one need not be full; with `drop_last` it is left out then, if there is a full one.
+    """
+    num_full, rest = divmod(num_examples, batch_size)
+    return num_full if rest == 0 or (drop_last and num_full) else num_full + 1
+
+
 @dataclass(slots=True)
 class LocalRun:
     """A task under way. Both shells drive it: `next_steps`, train that many, `after_steps`.

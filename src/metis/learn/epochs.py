@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metis.core.errors import DataError
+from metis.core.local_run import steps_of_epoch
 from metis.core.types import LearnerId
 from metis.learn.prepare import Preparation
 
@@ -94,8 +95,8 @@ class Epochs:
 
     def num_steps(self, learner: LearnerId) -> int:
         """Return the number of mini-batches in one of the learner's epochs."""
-        num_full, rest = divmod(len(self._shares[learner].train), self._batch_size)
-        return num_full if rest == 0 or (self._drop_last and num_full) else num_full + 1
+        num_examples = len(self._shares[learner].train)
+        return steps_of_epoch(num_examples, self._batch_size, self._drop_last)
 
     def last_batch(self, learner: LearnerId) -> int:
         """Return the number of examples in the last mini-batch of the learner's epochs."""
