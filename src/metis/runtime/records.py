@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from metis.core.errors import JournalError
 
@@ -22,25 +21,15 @@ from metis.core.errors import JournalError
 Record: TypeAlias = dict[str, Any]
 
 
-class Mark(Enum):
-    """Where a field's value comes from."""
+#: Where a field's value comes from. What is derived in a simulation is primary in real time.
+Mark: TypeAlias = Literal["derived", "derived in a simulation", "primary", "clock"]
 
-    DERIVED = "derived"
-    SIMULATED = "derived in a simulation"  # and primary in real time
-    PRIMARY = "primary"
-    CLOCK = "clock"
-
-
-class _Absent(Enum):
-    ABSENT = "absent"
-
-
-ABSENT: Final[Any] = _Absent.ABSENT  # of a field that only some records of a kind have
+ABSENT: Final[Any] = object()  # the value of a field that only some records of a kind have
 
 ENVELOPE: Mapping[str, Mark] = {
-    "kind": Mark.DERIVED,
-    "at": Mark.SIMULATED,
-    "wall_seconds": Mark.CLOCK,
+    "kind": "derived",
+    "at": "derived in a simulation",
+    "wall_seconds": "clock",
 }
 
 T = TypeVar("T")
@@ -62,19 +51,19 @@ def _field(mark: Mark, optional: bool, rows: type[Any] | None) -> Any:
 
 
 def derived(*, optional: bool = False, rows: type[Any] | None = None) -> Any:
-    return _field(Mark.DERIVED, optional, rows)
+    return _field("derived", optional, rows)
 
 
 def simulated(*, optional: bool = False) -> Any:
-    return _field(Mark.SIMULATED, optional, None)
+    return _field("derived in a simulation", optional, None)
 
 
 def primary(*, optional: bool = False) -> Any:
-    return _field(Mark.PRIMARY, optional, None)
+    return _field("primary", optional, None)
 
 
 def clock(*, optional: bool = False) -> Any:
-    return _field(Mark.CLOCK, optional, None)
+    return _field("clock", optional, None)
 
 
 # ---- the kinds --------------------------------------------------------------------------------
@@ -302,7 +291,12 @@ class Declared:
     rows: type[Any] | None
 
     def is_derived(self, live: bool) -> bool:
-        return self.mark is Mark.DERIVED or (self.mark is Mark.SIMULATED and not live)
+        return is_derived(self.mark, live)
+
+
+def is_derived(mark: Mark, live: bool) -> bool:
+    """Whether a replay recomputes such a field, in real time or in a simulation."""
+    return mark == "derived" or (mark == "derived in a simulation" and not live)
 
 
 def _declared(of: type[Any]) -> tuple[Declared, ...]:

@@ -23,7 +23,7 @@ from metis.runtime.compose import controller_of, known_of, learner_groups
 from metis.runtime.files import BEST, CONFIG, FINAL, INITIAL, JOURNAL, SUMMARY
 from metis.runtime.journal import EVENTS, Record
 from metis.runtime.original import Original
-from metis.runtime.records import FIELDS, KINDS, Mark
+from metis.runtime.records import FIELDS, KINDS
 from metis.runtime.resimulate import Resimulated, resimulate
 from metis.runtime.retell import retell
 from metis.store.weights import read_safetensors
@@ -43,13 +43,14 @@ class Replayed:
 
     def unverified(self) -> dict[str, list[str]]:
         """Return the fields that are taken for true, by kind of record."""
-        marks = {Mark.PRIMARY, Mark.SIMULATED} if self.live else {Mark.PRIMARY}
         found: dict[str, list[str]] = {"every record": ["at"]} if self.live else {}
         for kind in self.records:
             for one in FIELDS[KINDS[kind]]:
                 inner = FIELDS[one.rows] if one.rows is not None else ()
                 found.setdefault(kind, []).extend(
-                    field.name for field in (one, *inner) if field.mark in marks
+                    field.name
+                    for field in (one, *inner)
+                    if field.mark != "clock" and not field.is_derived(self.live)
                 )
         return found
 
