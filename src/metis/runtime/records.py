@@ -352,7 +352,7 @@ def _misfits(found: Record, declared: type[Any]) -> Iterator[str]:
             yield f"it lacks {name}"
         if one.rows is not None:
             for row in found.get(name, ()):
-                yield from _misfits(row, one.rows)
+                yield from (f"{name}: {complaint}" for complaint in _misfits(row, one.rows))
     for name in found:
         if name not in expected:
             yield f"it has {name}, which such a record does not have"

@@ -105,7 +105,7 @@ def _replay(config: Config, original: Original, remains: Remains) -> Replayed:
 
 def _header(header: Record, config: Config, layout: Layout, initial: str) -> Record:
     """Return the first record as it should be, given what in it is a fact."""
-    made = {**header, **known_of(config, layout, header["num_classes"], initial)}
+    made = {**header, "at": 0.0, **known_of(config, layout, header["num_classes"], initial)}
     if "live" in header:
         return {**made, "live": True, "learners": []}
     names = zip(config.learner_names(), learner_groups(config), strict=True)

@@ -53,6 +53,7 @@ class Retold:
     arrived: dict[int, int] = field(default_factory=dict)  # task -> bytes; neither folded nor not
     pending: deque[Command] = field(default_factory=deque)  # that no record was found of yet
     skipped: JournalError | None = None  # the first order that is missing
+    skipped_at: int = 0  # version
     over: bool = False  # an `end` was found, and no `start` since
 
     def take(self) -> None:
@@ -70,10 +71,7 @@ class Retold:
             self.original.compare({**record, **_standing(self.controller)})
             self.over = False
         elif kind == "end":
-            self.original.compare(record)
-            if self.skipped is not None and record["reason"] not in _OVER:
-                raise self.skipped
-            self.skipped, self.over = None, True
+            self._end(record)
         elif kind == "audit":
             self.original.compare(record)
         else:
@@ -84,6 +82,16 @@ class Retold:
         if self.skipped is not None:
             raise self.skipped
         return _name(self.pending[0]) if self.pending else None
+
+    def _end(self, record: Record) -> None:
+        """Orders may be missing if this is why, and only since the version that was the last."""
+        reason, version = record["reason"], self.controller.current.version
+        if self.skipped is not None and (
+            reason not in _OVER or (reason == "versions" and self.skipped_at < version)
+        ):
+            raise self.skipped
+        self.original.compare(record)
+        self.skipped, self.over = None, True
 
     def _tell(self, record: Record) -> None:
         if self.over:
@@ -147,6 +155,7 @@ class Retold:
     def _skip(self, command: Train | Evaluate) -> None:
         if self.skipped is None:
             self.skipped = self.original.ahead(f"where the replay makes {_name(command)}")
+            self.skipped_at = self.controller.current.version
 
     def _made(self, command: Command) -> object:
         match command:
