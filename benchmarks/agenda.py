@@ -190,6 +190,7 @@ def simulation_of(case: Case, num_learners: int, journal: Journal) -> Simulation
         triggers=dict.fromkeys(names, AfterEpochs(EPOCHS)),
         validation_examples=dict.fromkeys(names, 5),
         batch_size=10,
+        epoch_samples=dict.fromkeys(names, 100),
         upload=Dense(LAYOUT),
         snapshot_bytes=Dense(LAYOUT).num_bytes,
         test_every=num_learners,

@@ -506,12 +506,16 @@ def test_an_engine_that_cannot_be_had_is_told_beside_the_result(metis: Metis) ->
     [
         # They have 360, 360, 359, 359 examples: seven mini-batches of 51, then one of 3 or 2.
         (
-            ["train.batch_size=51"],
+            ["train.batch_size=51", "train.last_batch=short"],
             "2 of 4 learners end each epoch with a mini-batch of at most 2 examples",
         ),
-        (["train.batch_size=51", "train.drop_last=true"], ""),
-        (["train.batch_size=40"], ""),
-        (["train.batch_size=1000"], ""),  # small learners, rather than small mini-batches
+        (["train.batch_size=51", "train.last_batch=drop"], ""),
+        (["train.batch_size=51"], ""),  # filled up
+        (["train.batch_size=40", "train.last_batch=short"], ""),
+        (
+            ["train.batch_size=1000", "train.last_batch=short"],
+            "",
+        ),  # small learners, rather than small mini-batches
     ],
 )
 def test_a_tiny_last_mini_batch_is_noted(settings: list[str], note: str, metis: Metis) -> None:
@@ -524,7 +528,21 @@ def test_a_tiny_last_mini_batch_is_noted(settings: list[str], note: str, metis: 
     said = " ".join(done.err.split())
     assert note in said if note else not said
     if note:
-        assert "train.drop_last = true leaves it out" in said
+        assert 'train.last_batch = "fill" fills it up' in said
+
+
+def test_a_wrong_or_a_former_way_to_treat_the_last_mini_batch_is_refused(
+    metis: Metis, tmp_path: Path
+) -> None:
+    for setting, said in (
+        ("train.last_batch=cut", "train.last_batch: unknown value 'cut'"),
+        ("train.drop_last=true", 'train.drop_last: this key is gone; write train.last_batch = "dr'),
+    ):
+        done = metis("run", *SMALL, "--set", setting, "--out", "run")
+
+        assert done.code == 2
+        assert said in done.err
+        assert not (tmp_path / "run").exists()
 
 
 def test_policies_compared_together_are_shown_side_by_side(metis: Metis, tmp_path: Path) -> None:

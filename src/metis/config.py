@@ -7,10 +7,10 @@ run is set up; the resolved file in the run's directory then holds the value tha
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from metis import paper, tables
 from metis.core.errors import ConfigError, unknown
@@ -24,6 +24,8 @@ DEFAULT_SECONDS = 300.0
 #: See `learn.engines` and `learn.training`, which this file must not import: they need torch.
 ENGINES = ("auto", "loop", "stack", "processes", "graphs")
 PRECISIONS = ("float32", "tf32", "bf16")
+
+LAST_BATCHES = ("fill", "short", "drop")
 
 #: See `codecs.packet`.
 CODECS = ("dense", "float16", "bfloat16", "int8", "stc", "sstc")
@@ -130,6 +132,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Train:
+    GONE: ClassVar[Mapping[str, str]] = {
+        "drop_last": 'write train.last_batch = "drop" for true, "short" for false'
+    }
+
     epochs: int = key(4, "local epochs per task where they are fixed (uf)", low=1)
     max_epochs: int = key(
         100, "an adaptive learner offers its model at the latest after so many", low=1
@@ -142,9 +148,11 @@ class Train:
         choices=("latest", "best"),
     )
     batch_size: int | None = key(None, "default: what suits the data", low=1)
-    drop_last: bool = key(
-        False,
-        "leave out an epoch's last mini-batch if it is not full: a tiny one can spoil a model",
+    last_batch: str = key(
+        "fill",
+        "an epoch's last mini-batch that is not full: fill it up with the epoch's first examples, "
+        "keep it short (a tiny one can spoil a model), or drop it",
+        choices=LAST_BATCHES,
     )
     shuffle_buffer: int | None = key(
         None,

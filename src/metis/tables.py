@@ -77,6 +77,9 @@ def _table(raw: Any, kind: type, where: str) -> Any:
     values = {}
     for name, value in raw.items():
         path = f"{where}.{name}" if where else str(name)
+        gone: Mapping[str, str] = getattr(kind, "GONE", {})
+        if name in gone:
+            raise ConfigError(f"{path}: this key is gone; {gone[name]}")
         if name not in fields:
             raise ConfigError(f"{path}: {unknown('key', name, fields)}")
         values[name] = _value(value, hints[name], path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from metis.experiments.cells import Setting
+from metis.experiments.numerics import numerics_of
 from metis.experiments.outcome import Outcome, as_text
 
 
@@ -55,6 +56,7 @@ def outcome(policy: str, score: float, **values: Any) -> Outcome:
         ],
         "staleness": {},
         "cycles": {},
+        "numerics": numerics_of(policy, "cifar_cnn"),
     }
     if "curve" in values:
         settings["traffic"] = []  # of these tests nothing is known

@@ -136,6 +136,7 @@ def federation(
         "triggers": {name: AfterEpochs(1) for name in names},
         "validation_examples": dict.fromkeys(names, 10),
         "batch_size": 10,
+        "epoch_samples": {name: profiles[name].num_examples for name in names},
         "upload": Dense(LAYOUT),
         "snapshot_bytes": PACKET,
         "incidents": incidents,

@@ -66,34 +66,33 @@ BELIEFS = {
     "buffer-250": Belief(
         "the same with a buffer of 250", POWER_LAWS, train={"shuffle_buffer": 250}
     ),
+    "short-last": Belief(
+        "a last mini-batch that is not full stays short: DVW's largest learner ends on 2 examples",
+        ("powerlaw-iid", "powerlaw-5", "powerlaw-3"),
+        train={"last_batch": "short"},
+        other_data=False,
+    ),
     "drop-last": Belief(
         "a last mini-batch that is not full is left out",
         POWER_LAWS,
-        train={"drop_last": True},
+        train={"last_batch": "drop"},
         other_data=False,
     ),
     "last-two": Belief(
         "mini-batches of 96, so that the last of the largest learner has 2 examples",
         POWER_LAWS,
         policies=BOTH[:1],
-        train={"batch_size": 96},
+        train={"batch_size": 96, "last_batch": "short"},
         other_data=False,
     ),
-    "drop-last-200": Belief(
-        "a last mini-batch that is not full is left out",
-        ("skewed-iid", "skewed-3", "skewed-5"),
-        policies=BOTH[:1],
-        train={"drop_last": True},
-        horizon=Horizon(rounds=200),
-        other_data=False,
-    ),
-    "drop-last-4000": Belief(
-        "a last mini-batch that is not full is left out",
-        ("powerlaw-3", "uniform-iid"),
-        policies=("async-dvw", "async-dvw-adaptive"),
-        train={"drop_last": True},
+    "short-last-4000": Belief(
+        "a last mini-batch that is not full stays short",
+        ("powerlaw-3", "powerlaw-5"),
+        policies=("async-fedavg", "async-dvw", "async-dvw-adaptive"),
+        train={"last_batch": "short"},
         cluster="heterogeneous",
         horizon=Horizon(seconds=4000.0),
+        other_data=False,
     ),
     "offer-best": Belief(
         "of a validation cycle the model of least loss is offered, not the latest",

@@ -10,7 +10,7 @@ import re
 import statistics
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from metis.core.errors import RunError
 from metis.core.local_run import Progress
 from metis.core.triggers import ValidationCycle
 from metis.experiments.cells import Cell
+from metis.experiments.numerics import numerics_of
 from metis.report.summary import Tally
 from metis.runtime.compose import recipe_of
 from metis.runtime.files import CONFIG, JOURNAL
@@ -31,6 +32,11 @@ from metis.store.atomic import partial, put_in_place
 FILE = "cell.json"
 FIRST_CYCLES = 20  # the paper's Figure 4 shows so many of each learner
 LATE = 0.1  # of the virtual time at the end of a curve, over which its noise is looked at
+LAST_BATCH = {
+    "fill": "last mini-batch filled up",
+    "short": "last mini-batch short",
+    "drop": "full mini-batches alone",
+}
 MAX_EPOCHS = 120  # of a learner's validation cycles that are kept
 
 
@@ -67,12 +73,19 @@ class Outcome:
     commit: str
     device: str
     learners: list[dict[str, Any]]
-    staleness: dict[str, dict[str, Any]]  # by group, in mini-batches
+    staleness: dict[str, dict[str, Any]]  # at the commit, by group, in mini-batches
     cycles: dict[str, dict[str, Any]]  # by group: one learner's losses, what made all of it offer
     # By each test: updates, bytes up, bytes down, samples (which early cells do not tell).
     traffic: list[list[int]] = field(default_factory=list)
     snapshot_bytes: int = 0  # of a model as it is
     config: str = ""  # as a whole, in TOML
+    trigger_staleness: dict[str, dict[str, Any]] = field(default_factory=dict)  # C3's, by group
+    numerics: str = ""  # digest of the twins of its policy and network, see `numerics`
+
+    @property
+    def is_current(self) -> bool:
+        """Whether today's code computes as the code did that made this cell."""
+        return self.numerics == numerics_of(self.policy, self.about.split(";")[0].split(" ")[0])
 
     @property
     def precision(self) -> str:
@@ -140,9 +153,10 @@ def read_outcome(path: Path) -> Outcome:
 def read_outcomes(folder: Path) -> list[Outcome]:
     """Return every finished cell below a folder, rows in the paper's order, then by name.
 
-    Of several seeds the papers' comes first.
+    Of several seeds the papers' comes first. Cells of another arithmetic are left out.
     """
-    return sorted((read_outcome(path) for path in sorted(folder.rglob(FILE))), key=_place)
+    found = (read_outcome(path) for path in sorted(folder.rglob(FILE)))
+    return sorted((one for one in found if one.is_current), key=_place)
 
 
 def _place(one: Outcome) -> tuple[Any, ...]:
@@ -162,12 +176,14 @@ def _place_of_row(row: str) -> tuple[int, int]:
 
 
 def _outcome(cell: Cell, config: Config, records: Iterable[Record]) -> Outcome:
-    tally, stale, cycles = Tally(), _Staleness(), _Cycles(config)
+    tally, cycles = Tally(), _Cycles(config)
+    stale, stale_at_trigger = _Staleness(), _TriggerStaleness()
     traffic: list[list[int]] = []
     snapshot_bytes = 0
     for record in records:
         tally.add(record)
         stale.add(record)
+        stale_at_trigger.add(record)
         cycles.add(record)
         if record["kind"] == "task" and not snapshot_bytes:
             snapshot_bytes = record["bytes_down"]  # the first that anybody is sent is whole
@@ -215,6 +231,8 @@ def _outcome(cell: Cell, config: Config, records: Iterable[Record]) -> Outcome:
             for name, numbers in summary["learners"].items()
         ],
         staleness=stale.by_group(groups),
+        trigger_staleness=stale_at_trigger.by_group(groups),
+        numerics=numerics_of(config.policy, config.model.name or ""),
         cycles=cycles.by_group(groups),
     )
 
@@ -235,7 +253,7 @@ def in_words(config: Config) -> str:
         f"lr {train.learning_rate:g}, momentum {train.momentum:g}, batch {train.batch_size}, "
         f"weight decay {train.weight_decay:g}",
         *([f"shuffle buffer {train.shuffle_buffer:,}"] if train.shuffle_buffer else []),
-        *(["full mini-batches alone"] if train.drop_last else []),
+        LAST_BATCH[train.last_batch],
         *config.partition.mistakes_in_words(),
         speeds,
         f"costs {config.costs.profile}",
@@ -262,7 +280,7 @@ def _precision(asked: str, device: str) -> str:
 
 
 class _Staleness:
-    """Effective staleness of updates when they were taken: the first of each learner, and all."""
+    """Effective staleness of updates at their commits: the first of each learner, and all."""
 
     def __init__(self) -> None:
         self._of: defaultdict[str, list[int]] = defaultdict(list)
@@ -273,19 +291,43 @@ class _Staleness:
                 self._of[fold["learner"]].append(fold["steps_behind"])
 
     def by_group(self, groups: dict[str, str]) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        for group in dict.fromkeys(groups.values()):
-            members = [self._of[name] for name in groups if groups[name] == group]
-            every = [value for values in members for value in values]
-            if every:
-                found[group] = {
-                    "updates": len(every),
-                    "median": statistics.median(every),
-                    "mean": round(statistics.mean(every), 1),
-                    "std": round(statistics.stdev(every), 1) if len(every) > 1 else 0.0,
-                    "first": [v for values in members for v in values[:FIRST_CYCLES]],
-                }
-        return found
+        return _by_group(self._of, groups)
+
+
+class _TriggerStaleness:
+    """Effective staleness of updates at their triggers, which is what condition C3 looks at."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, int] = {}
+        self._of: defaultdict[str, list[int]] = defaultdict(list)
+
+    def add(self, record: Record) -> None:
+        if record["kind"] == "steps":
+            self._latest[record["learner"]] = record["steps_behind"]
+        elif record["kind"] == "arrive" and record["learner"] in self._latest:
+            self._of[record["learner"]].append(self._latest.pop(record["learner"]))
+
+    def by_group(self, groups: dict[str, str]) -> dict[str, dict[str, Any]]:
+        return _by_group(self._of, groups)
+
+
+def _by_group(
+    found: Mapping[str, Sequence[int]], groups: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return what there is to tell of each group's values."""
+    told: dict[str, dict[str, Any]] = {}
+    for group in dict.fromkeys(groups.values()):
+        members = [found.get(name, ()) for name in groups if groups[name] == group]
+        every = [value for values in members for value in values]
+        if every:
+            told[group] = {
+                "updates": len(every),
+                "median": statistics.median(every),
+                "mean": round(statistics.mean(every), 1),
+                "std": round(statistics.stdev(every), 1) if len(every) > 1 else 0.0,
+                "first": [v for values in members for v in values[:FIRST_CYCLES]],
+            }
+    return told
 
 
 class _Cycles:

@@ -30,9 +30,6 @@ from metis.report.plots import COLOURS
 CLUSTER = "heterogeneous"
 ROW = "powerlaw-3"  # if no other is asked for
 
-#: Where what is varied changes how many examples are left for an epoch's last mini-batch, which may
-#: be so few that they spoil a model.
-FULL_BATCHES: Mapping[str, Mapping[str, Any]] = {"train": {"drop_last": True}}
 #: A policy, the variant of its cells, and what of their config is not Table I's.
 Plan = tuple[str, str, Mapping[str, Mapping[str, Any]]]
 

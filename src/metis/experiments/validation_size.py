@@ -14,7 +14,6 @@ from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import Outcome
 from metis.experiments.sensitivity import (
-    FULL_BATCHES,
     Panel,
     Plan,
     Sensitivity,
@@ -49,12 +48,12 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
         (
             POLICY,
             variant(percent, kind),
-            {"validation": {"fraction": percent / 100, "stratified": KINDS[kind]}, **FULL_BATCHES},
+            {"validation": {"fraction": percent / 100, "stratified": KINDS[kind]}},
         )
         for percent in (PERCENTS if setting.scale != "smoke" else PERCENTS[:1])
         for kind in KINDS
     ]
-    plans.append((CONTROL, "", FULL_BATCHES))
+    plans.append((CONTROL, "", {}))
     return planned(plans, table1.grid_of(choice.data, NAME), NAME, setting, choice)
 
 

@@ -76,6 +76,11 @@ def finished(cell: Cell, out: Path) -> bool:
             f"{path} was made at scale {there.scale} for {there.horizon}, but scale {cell.scale} "
             f"and {cell.horizon.in_words()} are asked for: choose another --out"
         )
+    if not there.is_current:
+        raise RunError(
+            f"{path} was made at {there.commit}, whose arithmetic is not today's: remove it, so "
+            "that the cell is made again, or choose another --out"
+        )
     if there.precision != precision_of(cell.config):
         raise RunError(
             f"{path} was made with precision {there.precision}, but {precision_of(cell.config)} is "

@@ -23,7 +23,6 @@ from metis.experiments.cells import LEARNERS, Cell, Setting
 from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import LOOKS
 from metis.experiments.sensitivity import (
-    FULL_BATCHES,
     Panel,
     Plan,
     Sensitivity,
@@ -98,7 +97,6 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
                 for count in counts:
                     changes: Mapping[str, Mapping[str, Any]] = {
                         "partition": {"wrong_labels": dict.fromkeys(mistaken(count, order), 1.0)},
-                        **FULL_BATCHES,
                     }
                     name = variant(policy, count, order)
                     plans[name] = (policy, name, changes)

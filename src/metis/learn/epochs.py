@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metis.core.errors import DataError
-from metis.core.local_run import steps_of_epoch
+from metis.core.local_run import places_of_epoch, samples_of_epoch, steps_of_epoch
 from metis.core.types import LearnerId
 from metis.learn.prepare import Preparation
 
@@ -66,10 +66,15 @@ class Epochs:
     """The epochs of every learner. Holds no state: the same whenever they are asked for.
 
     The order of the examples, their augmentation and torch's seed (dropout) follow from the seed,
-    the learner, how many tasks it was given before, the epoch and the mini-batch. The last
-    partial batch is used, but with `drop_last`, if there is a full one; what it leaves out is other
-    examples in every epoch. Batch-norm cannot be trained on a single example: with `no_single`,
-    where the last batch would be one, the first example of the epoch joins it.
+    the learner, how many tasks it was given before, the epoch and the mini-batch.
+
+    `last_batch` says what becomes of an epoch's last mini-batch where the examples do not fill it.
+    `fill`: the first examples of the epoch's order fill it, augmented once more. `short`: it stays
+    short. `drop`: it is left out, which leaves out other examples in every epoch. A learner with
+    fewer examples than a mini-batch has one mini-batch of all of them, whatever the setting.
+
+    Batch-norm cannot be trained on a single example (`no_single`). Where `short` leaves one, the
+    first example of the epoch joins it; `fill` refuses a learner that has only one.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Epochs:
         seed: int,
         no_single: bool,
         order: Order,
-        drop_last: bool = False,
+        last_batch: str = "fill",
     ) -> None:
         self._shares = shares
         self._order = order
@@ -88,21 +93,33 @@ class Epochs:
         self._batch_size = batch_size
         self._seed = seed
         self._no_single = no_single
-        self._drop_last = drop_last
+        self._last_batch = last_batch
         for learner, share in shares.items():
             if len(share.train) == 0:
                 raise DataError(f"{learner} has no training examples")
+            if len(share.train) == 1 and no_single and last_batch == "fill":
+                raise DataError(
+                    f"{learner} has one training example; batch-norm needs at least 2 in a batch"
+                )
 
     def num_steps(self, learner: LearnerId) -> int:
         """Return the number of mini-batches in one of the learner's epochs."""
         num_examples = len(self._shares[learner].train)
-        return steps_of_epoch(num_examples, self._batch_size, self._drop_last)
+        return steps_of_epoch(num_examples, self._batch_size, self._last_batch)
+
+    def num_samples(self, learner: LearnerId) -> int:
+        """Return how many examples an epoch of the learner trains on, filled places included."""
+        num_examples = len(self._shares[learner].train)
+        return samples_of_epoch(num_examples, self._batch_size, self._last_batch, self._no_single)
 
     def last_batch(self, learner: LearnerId) -> int:
         """Return the number of examples in the last mini-batch of the learner's epochs."""
-        num_examples, size = len(self._shares[learner].train), self._batch_size
-        rest = num_examples - (self.num_steps(learner) - 1) * size
-        return 2 if rest == 1 and self._no_single and size > 1 else min(rest, size)
+        return self._places(learner) - (self.num_steps(learner) - 1) * self._batch_size
+
+    def _places(self, learner: LearnerId) -> int:
+        """Return how many examples the mini-batches of one epoch hold together."""
+        num_examples = len(self._shares[learner].train)
+        return places_of_epoch(num_examples, self._batch_size, self._last_batch, self._no_single)
 
     def stretches(
         self, learner: LearnerId, ordinal: int, first: int, num_steps: int
@@ -122,12 +139,17 @@ class Epochs:
         rng = np.random.default_rng([self._seed, _stable_hash(learner), ordinal, number])
         order = self._order(learner, train, rng)
         draws = self._preparation.draw(rng, len(train))
-        num_steps = self.num_steps(learner)
-        seeds = rng.integers(2**63, size=num_steps, dtype=np.uint64)
-        order, draws = order[: num_steps * self._batch_size], draws[: num_steps * self._batch_size]
-        if self._no_single and len(order) % self._batch_size == 1:
-            order = np.append(order, order[:1])
-            draws = np.concatenate((draws, draws[:1]))
+        seeds = rng.integers(2**63, size=self.num_steps(learner), dtype=np.uint64)
+        places = self._places(learner)
+        order, draws = order[:places], draws[:places]
+        missing = places - len(order)
+        if missing:
+            again = draws[:missing]
+            if self._last_batch == "fill":
+                # Drawn after all others, so that the other settings have the same chance.
+                again = self._preparation.draw(rng, missing)
+            order = np.append(order, order[:missing])
+            draws = np.concatenate((draws, again))
         return Epoch(
             examples=torch.from_numpy(np.asarray(train, dtype=np.int64)[order]),
             draws=torch.from_numpy(draws),

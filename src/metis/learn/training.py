@@ -31,6 +31,9 @@ SCHEDULES: Mapping[str, Callable[[int, int, float], float]] = {
 #: torch's autocast allows for it, on a CPU too. Weights and updates are float32 in any case.
 PRECISIONS = ("float32", "tf32", "bf16")
 
+#: What becomes of an epoch's last mini-batch that is not full; see `Epochs`.
+LAST_BATCHES = ("fill", "short", "drop")
+
 # One evaluates the loss many times a step, the other takes sparse gradients only.
 _UNFIT = {"LBFGS", "SparseAdam"}
 OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
@@ -55,7 +58,7 @@ class Training:
 
     batch_size: int = 32
     offers_best: bool = False  # the model of least validation loss, where losses are wanted
-    drop_last: bool = False  # whether a last mini-batch that is not full is left out
+    last_batch: str = "fill"  # what becomes of a last mini-batch that is not full; see Epochs
     shuffle_buffer: int | None = None  # None: every epoch is a random order; see Epochs
     learning_rate: float = 0.05
     momentum: float = 0.9  # for optimizers that have one
@@ -79,6 +82,8 @@ class Training:
             raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))
         if self.precision not in PRECISIONS:
             raise ConfigError(unknown("precision", self.precision, PRECISIONS))
+        if self.last_batch not in LAST_BATCHES:
+            raise ConfigError(unknown("last_batch", self.last_batch, LAST_BATCHES))
         for name, is_right, wanted in (
             ("batch_size", self.batch_size >= 1, "at least 1"),
             (

@@ -71,7 +71,7 @@ class Workbench:
             training.batch_size,
             seed,
             no_single=self.has_batch_norm,
-            drop_last=training.drop_last,
+            last_batch=training.last_batch,
             order=order_of(training.shuffle_buffer, dataset.y_train),
         )
         preparation.output_shape(dataset.input_shape)

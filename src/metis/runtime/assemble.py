@@ -153,7 +153,8 @@ def assemble(
     profiles = {profile.learner: profile for profile in bench.profiles()}
     controller = controller_of(config, first, layout, dataset.num_classes)
     validation = {name: len(share.validation) for name, share in shares.items()}
-    plan = plan_of(config, profiles, validation, layout)
+    samples = {name: bench.epochs.num_samples(name) for name in names}
+    plan = plan_of(config, profiles, validation, samples, layout)
     held = holdings(dataset.y_train, division, dataset.num_classes)
     header = RunRecord(
         **known_of(config, layout, dataset.num_classes, digest(first.weights)),
@@ -182,6 +183,8 @@ def assemble(
 def batch_note(bench: Workbench) -> str | None:
     """Return how many learners end their epochs with a mini-batch so small that it can spoil their
     models, and who has the smallest."""
+    if bench.training.last_batch != "short":
+        return None
     size, profiles = bench.training.batch_size, bench.profiles()
     last = {one.learner: bench.epochs.last_batch(one.learner) for one in profiles}
     several = [one.learner for one in profiles if one.steps_per_epoch > 1]
@@ -192,7 +195,7 @@ def batch_note(bench: Workbench) -> str | None:
     return (
         f"{len(tiny)} of {len(profiles)} learners end each epoch with a mini-batch of at most "
         f"{most} example{'s' if most > 1 else ''} instead of {size} ({first}: {tiny[first]}), "
-        "which can spoil a model; train.drop_last = true leaves it out"
+        'which can spoil a model; train.last_batch = "fill" fills it up'
     )
 
 
@@ -351,7 +354,7 @@ def _training(config: Config, chosen: Recipe) -> Training:
     return Training(
         batch_size=train.batch_size,
         offers_best=train.offer == "best",
-        drop_last=train.drop_last,
+        last_batch=train.last_batch,
         shuffle_buffer=train.shuffle_buffer,
         learning_rate=train.learning_rate,
         momentum=train.momentum,

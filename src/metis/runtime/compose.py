@@ -118,6 +118,7 @@ def plan_of(
     config: Config,
     profiles: Mapping[LearnerId, Profile],
     validation_examples: Mapping[LearnerId, int],
+    epoch_samples: Mapping[LearnerId, int],
     layout: Layout,
 ) -> Plan:
     """Return what a simulation of a resolved config goes by.
@@ -134,6 +135,7 @@ def plan_of(
         triggers={name: trigger_of(config, chosen, group) for name, group in groups.items()},
         validation_examples=validation_examples,
         batch_size=config.train.batch_size,
+        epoch_samples=epoch_samples,
         upload=codec_of(config.upload, layout),
         snapshot_bytes=Dense(layout).num_bytes,
         test_every=test_every or (1 if chosen.pacing.rounds else config.learners),

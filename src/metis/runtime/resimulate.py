@@ -20,14 +20,14 @@ from metis.config import Config
 from metis.core.codec import Codec
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError, RunError
-from metis.core.local_run import Progress, TestResult, Trigger, steps_of_epoch
+from metis.core.local_run import Progress, TestResult, Trigger, samples_of_epoch, steps_of_epoch
 from metis.core.types import Counts, Layout, LearnerId, Model, Profile, Snapshot, Task, Vector
 from metis.runtime.agenda import Begin
 from metis.runtime.compose import plan_of
 from metis.runtime.files import JOURNAL, update_path
 from metis.runtime.journal import Journal, Record, record_counts
 from metis.runtime.original import Original, OutOfRecordsError
-from metis.runtime.simulate import Simulation
+from metis.runtime.simulate import Plan, Simulation
 from metis.store.atomic import read_bytes
 
 _UNSAID = "the journal has no more `steps` of this task"
@@ -227,11 +227,7 @@ def resimulate(
     """Simulate a run again. `header` is its first record, which is taken already."""
     without_burn_in = config.train.burn_in_epochs == 0
     foreseen = foresee(directory / JOURNAL, with_epochs=without_burn_in)
-    profiles = {LearnerId(row["learner"]): _profile(config, row) for row in header["learners"]}
-    validation = {
-        LearnerId(row["learner"]): row["validation_examples"] for row in header["learners"]
-    }
-    plan = plan_of(config, profiles, validation, layout)
+    plan = _plan(header, config, layout)
     kept = KeptUpdates(plan.upload, directory, foreseen.reasons)
     reported = Reported(original, kept, foreseen)
     triggers = {name: Offers(one, name, reported) for name, one in plan.triggers.items()}
@@ -285,7 +281,15 @@ def _step(simulation: Simulation) -> bool:
         return True
 
 
-def _profile(config: Config, row: Record) -> Profile:
-    assert config.train.batch_size is not None
-    num_steps = steps_of_epoch(row["examples"], config.train.batch_size, config.train.drop_last)
-    return Profile(LearnerId(row["learner"]), row["examples"], num_steps, row["group"])
+def _plan(header: Record, config: Config, layout: Layout) -> Plan:
+    batch_size, last_batch = config.train.batch_size, config.train.last_batch
+    assert batch_size is not None
+    no_single = any(tensor.kind == "buffer" for tensor in layout.tensors)  # batch-norm has some
+    profiles, validation, samples = {}, {}, {}
+    for row in header["learners"]:
+        name, num_examples = LearnerId(row["learner"]), row["examples"]
+        num_steps = steps_of_epoch(num_examples, batch_size, last_batch)
+        profiles[name] = Profile(name, num_examples, num_steps, row["group"])
+        validation[name] = row["validation_examples"]
+        samples[name] = samples_of_epoch(num_examples, batch_size, last_batch, no_single)
+    return plan_of(config, profiles, validation, samples, layout)

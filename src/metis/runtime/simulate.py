@@ -65,6 +65,7 @@ class Plan:
     triggers: Mapping[LearnerId, Trigger]
     validation_examples: Mapping[LearnerId, int]
     batch_size: int
+    epoch_samples: Mapping[LearnerId, int]  # examples in an epoch's mini-batches, together
     upload: Codec
     snapshot_bytes: int  # of a model that travels as it is
     test_every: int = 1
@@ -218,13 +219,12 @@ class Simulation:
             return
         committed_steps = self.controller.committed_steps
         done = run.after_steps(num_steps, losses, committed_steps)
-        most = self.plan.profiles[learner].num_examples
         record = StepsRecord(
             learner=learner,
             task=run.task.number,
             epoch=run.epochs,
             num_steps=num_steps,
-            samples=min(num_steps * self.plan.batch_size, most),
+            samples=min(num_steps * self.plan.batch_size, self.plan.epoch_samples[learner]),
             loss=losses[-1] if losses else None,
             steps_behind=committed_steps - run.task.committed_steps + run.num_steps,
         )
