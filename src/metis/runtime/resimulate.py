@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError, RunError
 from metis.core.local_run import Progress, TestResult, Trigger, samples_of_epoch, steps_of_epoch
 from metis.core.types import Counts, Layout, LearnerId, Model, Profile, Snapshot, Task, Vector
-from metis.runtime.agenda import Begin
+from metis.runtime.agenda import Begin, LeaseEnds, World
 from metis.runtime.compose import plan_of
 from metis.runtime.files import JOURNAL, update_path
 from metis.runtime.journal import Journal, Record, record_counts
@@ -47,22 +47,29 @@ class Foreseen:
     """What must be known of a task before the journal comes to it."""
 
     reasons: Mapping[int, str]  # of the tasks that failed
+    expired: Set[tuple[int, float]]  # tasks whose lease ran out, and when
     epochs: Mapping[int, int]  # of every task; empty where no trigger needs them
 
 
 def foresee(path: Path, with_epochs: bool) -> Foreseen:
     """Look through a journal once. Lines of no interest are not parsed."""
     reasons: dict[int, str] = {}
+    expired: set[tuple[int, float]] = set()
     epochs: Counter[int] = Counter()
+    words = [b'"fail"', b'"task-expired"', *([b'"steps"'] if with_epochs else [])]
     with open(path, "rb") as file:
         for line in file:
-            if line.endswith(b"\n") and (b'"fail"' in line or (with_epochs and b'"steps"' in line)):
-                record = json.loads(line)
-                if record["kind"] == "fail":
+            if not line.endswith(b"\n") or not any(word in line for word in words):
+                continue
+            record = json.loads(line)
+            match record["kind"]:
+                case "fail":
                     reasons[record["task"]] = record["reason"]
-                elif record["kind"] == "steps":
+                case "task-expired":
+                    expired.add((record["task"], record["at"]))
+                case "steps":
                     epochs[record["task"]] += 1
-    return Foreseen(reasons, epochs)
+    return Foreseen(reasons, expired, epochs)
 
 
 @dataclass(slots=True)
@@ -258,7 +265,7 @@ def resimulate(
     missing = None
     try:
         simulation.start()
-        while _step(simulation):
+        while _step(simulation, original, foreseen):
             pass
     except OutOfRecordsError as error:
         missing = error.made
@@ -270,15 +277,28 @@ def resimulate(
     return Resimulated(controller.current, best[0] if best else None, missing)
 
 
-def _step(simulation: Simulation) -> bool:
+def _step(simulation: Simulation, original: Original, foreseen: Foreseen) -> bool:
+    world = simulation.world
+    if world.agenda and world.agenda[0][0] == math.inf:
+        _forget_unsent(world, original.peek())
     try:
         return simulation.step()
     except UnsentError as error:
-        # Sending renewed the lease. What is under way for ever arrives after the end of time.
-        world, learner = simulation.world, error.learner
-        world.renewals[learner] = world.renewals.get(learner, 0) + 1
-        world.schedule(math.inf, learner, Begin(world.runs[learner].task))
+        learner, lease_seconds = error.learner, simulation.plan.lease_seconds
+        task = world.runs[learner].task
+        renewal = world.renewals[learner] = world.renewals.get(learner, 0) + 1
+        if (task.number, world.now + lease_seconds) in foreseen.expired:  # longer than a lease
+            world.schedule(lease_seconds, None, LeaseEnds(task.number, learner, renewal))
+        # Whatever is under way for ever arrives after the end of time.
+        world.schedule(math.inf, learner, Begin(task))
         return True
+
+
+def _forget_unsent(world: World, told: Record | None) -> None:
+    """Nothing is on the agenda but updates that never arrived. Where the run did not last as long
+    as it could, those of learners that are gone were off the agenda before its end."""
+    if told is not None and told.get("reason") != "seconds":
+        world.agenda = [item for item in world.agenda if item[2] and world.is_alive(item[2])]
 
 
 def _plan(header: Record, config: Config, layout: Layout) -> Plan:
