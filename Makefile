@@ -1,14 +1,15 @@
-# Six verbs. Everything happens in .venv, which `make` builds when it is not there.
+# Seven verbs. Everything happens in .venv, which `make` builds when it is not there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench soak clean help
+.PHONY: demo test texts check bench soak clean help
 
 help:
 	@echo "make demo   compare five policies on a federation of ten learners"
 	@echo "make test   run all tests"
+	@echo "make texts  write what the command line prints to tests/golden/terminal; read the diff"
 	@echo "make check  formatting, lint, types"
 	@echo "make bench  the measured claims (writes docs/results/)"
 	@echo "make soak   what takes longer: full fuzzing, kill sweeps, storms, strangers, a 3 GB model"
@@ -26,6 +27,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+texts: $(READY)
+	$(BIN)/python -m tests.golden.texts
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from metis.core.errors import ConfigError
 from metis.data.dataset import Advice, Dataset
 from metis.learn.flat import vector_of
 from metis.learn.prepare import preparation_named
+from metis.learn.stack import Stack, Stacked
+from metis.learn.workbench import Workbench
 from metis.runtime.journal import Record
 from metis.runtime.run import run
 from metis.runtime.session import Result
@@ -99,6 +102,55 @@ def test_every_engine_takes_the_same_decisions_and_comes_to_the_same_model(
     assert beside.weights.tobytes() == reference.weights.tobytes()
     moved = np.linalg.norm(reference.weights - initial(reference))
     assert moved > 100 * np.linalg.norm(stacked.weights - reference.weights)
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw-adaptive"])
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_every_mini_batch_is_full_on_every_engine_and_short_ones_are_seen(
+    engine: str, policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dataset, _ = images("leaf_cnn")
+    seen = tmp_path / "sizes"
+    fed, stepped = Workbench.feed_training, Stack._step
+
+    def note(sizes: list[int]) -> None:
+        with seen.open("a") as file:  # which processes that were forked can write to as well
+            file.write("".join(f"{size}\n" for size in sizes))
+
+    def feed(bench: Workbench, examples: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        if engine != "stack":
+            note([len(examples)])
+        return fed(bench, examples, draws)
+
+    def step(
+        stack: Stack, part: Stacked, examples: Tensor, draws: Tensor, weights: Tensor
+    ) -> Tensor:
+        note([int(size) for size in weights.sum(1)])  # what fills a stack up counts nothing
+        return stepped(stack, part, examples, draws, weights)
+
+    monkeypatch.setattr(Workbench, "feed_training", feed)
+    monkeypatch.setattr(Stack, "_step", step)
+
+    def sizes(last_batch: str) -> tuple[set[int], Result]:
+        seen.unlink(missing_ok=True)
+        train = {**POLICIES[policy]["train"], "last_batch": last_batch, "batch_size": 7}
+        result = run(federation(engine, policy, "leaf_cnn", train=train), data=dataset)
+        assert result.config.engine == engine
+        return set(map(int, seen.read_text().split())), result
+
+    full, filled = sizes("fill")
+    assert full == {7}
+    some_short, short = sizes("short")
+    assert 7 in some_short
+    assert min(some_short) < 7
+    assert sizes("drop")[0] == {7}
+
+    def missing(result: Result) -> set[int]:
+        steps = [record for record in result.records if record["kind"] == "steps"]
+        return {record["num_steps"] * 7 - record["samples"] for record in steps}
+
+    assert missing(filled) == {0}
+    assert max(missing(short)) > 0
 
 
 @pytest.mark.parametrize("policy", ["fedasync", "sync-fedavg"])
