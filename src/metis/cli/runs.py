@@ -177,20 +177,19 @@ def _as_values(found: Replayed) -> dict[str, Any]:
         "digest": found.last_digest,
         "records": dict(found.records),
         "files": list(found.files),
-        "taken_as_reported": found.unverified(),
+        "taken_as_reported": dict(found.reported),
         "unwritten": found.unwritten,
     }
 
 
 def _in_words(found: Replayed) -> list[str]:
     kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.records.items())
-    reported = found.unverified().items()
+    reported = [f"{kind}: {', '.join(names)}" for kind, names in found.reported.items()]
     lines = [
         f"[green]verified[/] {found.num_versions} versions from {found.num_events} events; "
         f"the last is {found.last_digest[:16]}...",
         f"all that follows in {sum(found.records.values()):,} records: {kinds}",
-        "taken as reported: "
-        + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in reported if names),
+        f"taken as reported: {'; '.join(reported)}",
     ]
     if found.files:
         lines.insert(2, f"and {', '.join(found.files)}")

@@ -53,6 +53,7 @@ class Original:
         self.live = False
         self.line = 0  # of the record taken last
         self.counts: Counter[str] = Counter()
+        self.present: dict[str, set[str]] = {}  # the fields that a record of a kind had
         self._records: Iterator[Record] = read_journal(path)
         self._head: Record | None = next(self._records, None)
         self._read = read
@@ -96,6 +97,7 @@ class Original:
             raise self.fault(f"{name_of(told)}: at is {at}, the record before has {self._last_at}")
         self._last_at = at
         self.counts[kind] += 1
+        self.present.setdefault(kind, set()).update(told)
         return told
 
     def fault(self, complaint: str) -> JournalError:

@@ -36,23 +36,10 @@ class Replayed:
     num_events: int
     num_versions: int
     last_digest: str
-    live: bool
     records: Mapping[str, int]  # by kind
+    reported: Mapping[str, Sequence[str]]  # the fields that nothing else determines, by kind
     files: Sequence[str]
     unwritten: str | None  # the record that comes next, if the journal is not at its end
-
-    def unverified(self) -> dict[str, list[str]]:
-        """Return the fields that are taken for true, by kind of record."""
-        found: dict[str, list[str]] = {"every record": ["at"]} if self.live else {}
-        for kind in self.records:
-            for one in FIELDS[KINDS[kind]]:
-                inner = FIELDS[one.rows] if one.rows is not None else ()
-                found.setdefault(kind, []).extend(
-                    field.name
-                    for field in (one, *inner)
-                    if field.mark != "clock" and not field.is_derived(self.live)
-                )
-        return found
 
 
 def replay(directory: Path, on_version: Callable[[int], None] = lambda version: None) -> Replayed:
@@ -96,11 +83,25 @@ def _replay(config: Config, original: Original, remains: Remains) -> Replayed:
         num_events=sum(original.counts[kind] for kind in EVENTS),
         num_versions=controller.current.version,
         last_digest=digest(controller.current.weights),
-        live=original.live,
         records=original.counts,
+        reported=_reported(original),
         files=files,
         unwritten=unwritten,
     )
+
+
+def _reported(original: Original) -> dict[str, list[str]]:
+    """Return the fields of a journal that are taken for true."""
+    live = original.live
+    found: dict[str, list[str]] = {"every record": ["at"]} if live else {}
+    for kind, present in original.present.items():
+        there = [one for one in FIELDS[KINDS[kind]] if one.name in present]
+        rows = [inner for one in there if one.rows is not None for inner in FIELDS[one.rows]]
+        facts = [one for one in (*there, *rows) if one.mark != "clock"]
+        names = [one.name for one in facts if not one.is_derived(live)]
+        if names:
+            found[kind] = names
+    return found
 
 
 def _header(header: Record, config: Config, layout: Layout, initial: str) -> Record:
