@@ -1,10 +1,10 @@
 """Recompute all that follows in a run's journal, and compare it field by field. No torch.
 
 A simulation is simulated again with learners that report what the journal says
-(`runtime.resimulate`); the events of a federation in real time are told to a new controller
-(`runtime.retell`). `runtime.records` says which fields follow, and which are taken for true: what
-learners reported, test results, and in real time when something happened. The models that a run
-leaves behind must be the versions that the journal says.
+(`runtime.replay_simulated`); the events of a federation in real time go to a new controller
+(`runtime.replay_live`). `runtime.records` says which fields follow, and which are taken for true:
+what learners reported, test results, and in real time when something happened. The models that a
+run leaves behind must be the versions that the journal says.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from metis.runtime.files import BEST, CONFIG, FINAL, INITIAL, JOURNAL, SUMMARY
 from metis.runtime.journal import EVENTS, Record
 from metis.runtime.original import Original
 from metis.runtime.records import FIELDS, KINDS
-from metis.runtime.resimulate import Resimulated, resimulate
-from metis.runtime.retell import retell
+from metis.runtime.replay_live import replay_live
+from metis.runtime.replay_simulated import SimulatedReplay, replay_simulated
 from metis.store.weights import read_safetensors
+
+#: What values that no run could have written lead to.
+_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def replay(directory: Path, on_version: Callable[[int], None] = lambda version: 
     original = Original(directory / JOURNAL, remains.add)
     try:
         return _replay(config, original, remains)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except _DAMAGED as error:
         raise original.ahead(f"the record is damaged: {error!r}") from error
 
 
@@ -68,10 +71,12 @@ def _replay(config: Config, original: Original, remains: Remains) -> Replayed:
     controller = controller_of(config, start, layout, header["num_classes"])
     if original.live:
         remains.look_for(layout, start)
-        unwritten = retell(original, codec_of(config.upload, layout), controller, layout, directory)
+        unwritten = replay_live(
+            original, codec_of(config.upload, layout), controller, layout, directory
+        )
         files = remains.check_live(controller.current)
     else:
-        made = resimulate(original, header, config, controller, layout, directory)
+        made = replay_simulated(original, header, config, controller, layout, directory)
         unwritten, files = made.missing, []
         if unwritten is None:
             files = remains.check_simulated(layout, made)
@@ -158,7 +163,7 @@ class Remains:
             )
         return [f"{FINAL} (version {self._found})"]
 
-    def check_simulated(self, layout: Layout, made: Resimulated) -> list[str]:
+    def check_simulated(self, layout: Layout, made: SimulatedReplay) -> list[str]:
         """A finished run left its last model, the best one that was tested, and its summary."""
         files = []
         finished = (self.directory / SUMMARY).exists()

@@ -34,8 +34,8 @@ _UNSAID = "the journal has no more `steps` of this task"
 
 
 class UnsentError(Exception):
-    """A learner is through with a task, but its update never arrived: nobody knows how large it
-    was, so nobody knows when it would have."""
+    """A learner is through with a task, but its update never arrived: its size is not known, and
+    so neither is when it would have."""
 
     def __init__(self, learner: LearnerId) -> None:
         super().__init__(learner)
@@ -115,7 +115,7 @@ class Reported:
     tasks: dict[LearnerId, Task] = field(default_factory=dict)
     with_loss: dict[LearnerId, bool] = field(default_factory=dict)
     epochs: Counter[int] = field(default_factory=Counter)  # by task
-    fresh: set[LearnerId] = field(default_factory=set)  # no loss of this task was told yet
+    fresh: set[LearnerId] = field(default_factory=set)  # whose task has reported no loss yet
 
     def profiles(self) -> Sequence[Profile]:
         return []
@@ -162,7 +162,7 @@ class Reported:
         return [0] * len(judges)
 
     def answer(self, question: int) -> Counts | None:
-        return record_counts(self._next("an answer").get("counts"))
+        return record_counts(self._next("arrive or score").get("counts"))
 
     def test(self, weights: Vector) -> TestResult:
         record = self._next("test")
@@ -187,7 +187,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """A learner's trigger, which is not told the loss of the model that the learner received.
+    """A learner's trigger, where the loss of the model that the learner received is not known.
 
     Two extremes bound what it could say: that the first epoch did not help, and that it helped
     more than any could. Where they differ, the journal decides.
@@ -215,7 +215,7 @@ class Offers:
 
 
 @dataclass(frozen=True, slots=True)
-class Resimulated:
+class SimulatedReplay:
     """Where a simulation came to: its last version, the best one tested, and if it is over."""
 
     last: Snapshot
@@ -223,14 +223,14 @@ class Resimulated:
     missing: str | None  # the record that is the first to be made after the journal's last
 
 
-def resimulate(
+def replay_simulated(
     original: Original,
     header: Record,
     config: Config,
     controller: Controller,
     layout: Layout,
     directory: Path,
-) -> Resimulated:
+) -> SimulatedReplay:
     """Simulate a run again. `header` is its first record, which is taken already."""
     without_burn_in = config.train.burn_in_epochs == 0
     foreseen = foresee(directory / JOURNAL, with_epochs=without_burn_in)
@@ -274,7 +274,7 @@ def resimulate(
             raise
     if missing is None and original.peek() is not None:
         raise original.ahead("it comes after the end")
-    return Resimulated(controller.current, best[0] if best else None, missing)
+    return SimulatedReplay(controller.current, best[0] if best else None, missing)
 
 
 def _step(simulation: Simulation, original: Original, foreseen: Foreseen) -> bool:

@@ -1,4 +1,4 @@
-"""The journal of a federation in real time, told to a new controller once more.
+"""The journal of a federation in real time, whose events go to a new controller once more.
 
 Its events are facts: who said what, and when. All else follows from them, what each site was
 sent included, but for one thing. A controller hands out nothing more once the federation has
@@ -41,7 +41,7 @@ _OVER = {"versions", "seconds"}
 
 
 @dataclass(slots=True)
-class Retold:
+class LiveReplay:
     """A live federation as far as its journal has been read."""
 
     original: Original
@@ -180,7 +180,7 @@ class Retold:
                 return refuse_record(command)
 
 
-def retell(
+def replay_live(
     original: Original,
     upload: Codec,
     controller: Controller,
@@ -189,10 +189,10 @@ def retell(
 ) -> str | None:
     """Verify all records but the first; return the one that follows and is not written yet."""
     post = Post(upload, Dense(layout).num_bytes)
-    retold = Retold(original, controller, upload, post, directory)
+    live = LiveReplay(original, controller, upload, post, directory)
     while original.peek() is not None:
-        retold.take()
-    return retold.end()
+        live.take()
+    return live.end()
 
 
 def _standing(controller: Controller) -> Record:
