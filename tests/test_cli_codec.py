@@ -189,8 +189,9 @@ def test_two_models_are_compared_for_people(metis: Metis, runs: Path, tmp_path: 
     assert outcome.code == 0, outcome.err
     assert "38,160 weights" in outcome.out
     assert "in 2.weight" in outcome.out
-    for heading in ("bytes", "fixed widths", "cosine", "error"):
+    for heading in ("bytes", "fixed widths", "cosine", "error", "on the wire"):
         assert heading in outcome.out
+    assert "equation 2: SSTC " in outcome.out
     assert outcome.out.splitlines()[-1] == "picture: figure2.png"
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
@@ -210,6 +211,28 @@ def test_two_models_are_compared_for_programs(metis: Metis, runs: Path) -> None:
     assert all(row["bytes_shortest"] < row["bytes_fixed"] < 4 * NUM_VALUES for row in (stc, sstc))
 
 
+def test_a_comparison_counts_each_codec_in_three_ways(metis: Metis, runs: Path) -> None:
+    models = [runs / "dense" / f"{name}.safetensors" for name in ("initial", "model")]
+
+    found = metis("compare", *models, "--json").json
+
+    stc, sstc = found["codecs"]
+    for row in (stc, sstc):
+        three = row["times_smaller"]
+        assert three["wire"] == 4 * NUM_VALUES / row["bytes_shortest"]
+        # Fixed widths and all counted; a real packet has gaps, which are narrower than indices.
+        assert three["model"] <= 4 * NUM_VALUES / row["bytes_fixed"] * 1.01
+    # 528 kernels of 3x3: 4,752 weights need 13 bits, 66 kernels 10 and 18.
+    assert stc["times_smaller"]["convolutions"] == 32 * 4752 / (stc["kept_in_kernels"] * 13)
+    assert sstc["times_smaller"]["convolutions"] == 32 * 4752 / (66 * 28)
+    limit = stc["kept_in_kernels"] * 13 / 28
+    assert found["equation_2"] == {
+        "kernels": 66,
+        "less_than": pytest.approx(limit),
+        "pays": limit > 66,
+    }
+
+
 def test_models_without_convolutions_are_compared_but_not_drawn(
     metis: Metis, tmp_path: Path
 ) -> None:
@@ -223,6 +246,8 @@ def test_models_without_convolutions_are_compared_but_not_drawn(
     assert (found["num_weights"], found["layer"]) == (400, None)
     assert found["codecs"][0]["kept"] == 4
     assert found["codecs"][0]["kept_in_layer"] is None
+    assert found["codecs"][0]["times_smaller"]["convolutions"] is None
+    assert found["equation_2"] is None
     assert metis("compare", "a.safetensors", "b.safetensors").code == 0
     drawn = metis("compare", "a.safetensors", "b.safetensors", "--plot", "out.png")
     assert_refused(drawn, "no convolution")

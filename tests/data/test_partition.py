@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,79 @@ def test_no_example_is_held_twice_and_none_is_lost(sizes: str, classes: str | in
     assert_each_example_at_most_once(parts, 50_000)
     assert min(parts.sizes) > 0
     assert parts.unplaced <= (500 if isinstance(classes, int) else 0)
+
+
+# ---- IID -----------------------------------------------------------------------------------------
+
+CIFAR100 = np.tile(np.arange(100), 500)
+
+
+def drawn(num_examples: int, sizes: Sequence[int], seed: int) -> list[list[int]]:
+    """The random sample that an IID division begins with, largest learner first."""
+    order = np.random.default_rng((seed, 5)).permutation(num_examples)
+    return [sorted(one.tolist()) for one in np.split(order, np.cumsum(sizes)[:-1])]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_iid_learners_hold_all_classes_by_as_few_exchanges_as_it_takes(seed: int) -> None:
+    """The smallest of CIFAR-100's power law has 793 examples and misses a class by some seeds."""
+    parts = partition(CIFAR100, 10, sizes="powerlaw", classes="iid", seed=seed, num_classes=100)
+    before = drawn(50_000, parts.sizes, seed)
+
+    assert_each_example_at_most_once(parts, 50_000)
+    assert classes_held(CIFAR100, parts, 100) == [100] * 10
+    assert parts.note == "powerlaw size_k ~ k^-1.5; IID"
+    lacking = sum(100 - len(set(CIFAR100[held])) for held in before)
+    moved = sum(
+        len(set(new.tolist()) - set(old)) for new, old in zip(parts.indices, before, strict=True)
+    )
+    assert (
+        moved == 2 * lacking
+    )  # one for one; byte for byte as drawn where no learner lacks a class
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_iid_keeps_its_promise_on_any_labels(data: st.DataObject) -> None:
+    num_classes = data.draw(st.integers(1, 8))
+    labels = np.array(
+        data.draw(st.lists(st.integers(0, num_classes - 1), min_size=10, max_size=120))
+    )
+    num_learners = data.draw(st.integers(1, 9))
+    sizes = data.draw(st.sampled_from(["uniform", "skewed", "powerlaw"]))
+    try:
+        parts = partition(
+            labels, num_learners, sizes=sizes, classes="iid", seed=3, num_classes=num_classes
+        )
+    except DataError:
+        return  # a learner without an example
+
+    assert_each_example_at_most_once(parts, len(labels))
+    supply = np.bincount(labels, minlength=num_classes)
+    held = holdings(labels, parts, num_classes)
+    present = np.flatnonzero(supply)
+    whole = [k for k in range(num_learners) if parts.sizes[k] >= len(present)]
+    for label in present:
+        assert (held[whole, label] > 0).all() or supply[label] < len(whole)
+    for k in set(range(num_learners)) - set(whole):
+        if (held[k] > 1).any():  # only where all others of every class it misses are single ones
+            assert "some hold a class more than once" in parts.note
+            assert held[:, (held[k] == 0) & (supply > 0)].max() < 2
+    before = drawn(len(labels), parts.sizes, 3)
+    goals = [min(size, len(present)) for size in parts.sizes]
+    if [len(set(labels[one])) for one in before] == goals:
+        assert [one.tolist() for one in parts.indices] == before
+
+
+def test_iid_that_cannot_be_says_so() -> None:
+    rare = np.array([0] * 60 + [1] * 60 + [2] * 2)
+    parts = partition(rare, 4, sizes="uniform", classes="iid", seed=1, num_classes=3)
+    assert parts.note == "uniform; IID; classes with too few examples for all learners: 1"
+
+    many = np.arange(40) % 20
+    parts = partition(many, 10, sizes="powerlaw", classes="iid", seed=1, num_classes=20)
+    assert parts.note.endswith("IID; learners with fewer examples than there are classes: 9")
+    assert classes_held(many, parts, 20) == [min(size, 20) for size in parts.sizes]
 
 
 @pytest.mark.parametrize("x", [3, 5])

@@ -132,8 +132,20 @@ def test_local_epochs_are_varied_and_nothing_else(tmp_path: Path) -> None:
         assert replace(one.config, train=theirs.train) == theirs
         assert replace(one.config.train, epochs=theirs.train.epochs) == theirs.train
     epochs = {one.variant: one.config.train.epochs for one in cells if one.variant}
-    assert len(epochs) == 12
+    policies = ("sync-fedavg", "sync-dvw", "async-fedavg", "async-dvw")
+    assert set(epochs) == {
+        f"{policy}-{n}epochs" for policy in policies for n in (1, 2, 4, 8, 16, 32)
+    }
     assert all(name.endswith(f"-{number}epochs") for name, number in epochs.items())
+
+
+def test_local_epochs_of_some_policies_can_be_asked_for(tmp_path: Path) -> None:
+    choice = Choice(policies=("sync-dvw", "sync-fedavg"))
+
+    cells = update_frequency.cells(Setting(tmp_path), choice)
+
+    assert len(cells) == 12
+    assert {one.policy for one in cells} == {"sync-dvw", "sync-fedavg"}
 
 
 def test_learners_are_mistaken_in_the_order_of_their_sizes(tmp_path: Path) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from metis.core.errors import RunError
+from metis.core.errors import ConfigError, RunError
 from metis.experiments import (
     beliefs,
     check,
-    convergence,
     cost,
     fig3,
     fig4,
@@ -27,12 +27,13 @@ from metis.experiments import (
     wrong_labels,
 )
 from metis.experiments.cells import Setting
-from metis.experiments.check import FAILS, HOLDS, MISSING, findings
+from metis.experiments.check import FAILS, HOLDS, MISSING, TIE, findings
 from metis.experiments.outcome import Outcome
-from metis.experiments.pictures import new_figure
-from metis.experiments.sstc_kernels import look
+from metis.experiments.sstc_kernels import SHARES, gains, in_words, look, measures
 from metis.experiments.study import Choice
 from metis.experiments.words import beside, markdown_table, score, write_page
+from metis.learn.flat import layout_of
+from metis.zoo import build
 from tests.experiments.made_up import outcome, put
 
 
@@ -205,19 +206,152 @@ def test_orderings_that_fail_are_findings() -> None:
     assert behind["AsyncDVW(a) best, or within 0.01 of the best"] == FAILS
 
 
-def test_a_finding_is_decided_by_the_final_score_and_says_what_the_last_tests_say() -> None:
+def test_a_finding_is_decided_by_the_last_tenth_and_tells_the_final_score() -> None:
     steady = [[700.0 * at, at, 0.7] for at in range(21)]
     unlucky = [*steady[:-1], [14_000.0, 20, 0.6]]  # the last tenth of the time has three tests
 
     (found, _) = findings(
         [
-            outcome("sync-fedavg", 0.65, curve=[[0.0, 0, 0.65]]),
+            outcome("sync-fedavg", 0.61, curve=[[13_000.0, 0, 0.6], [14_000.0, 1, 0.61]]),
             outcome("sync-dvw", 0.6, curve=unlucky),
         ]
     )[:2]
 
+    assert found.verdict == HOLDS
+    assert (
+        found.why
+        == "0.6667, 0.6050: +0.0617 (one seed, noise 0.0500 of 3 and 2 tests; final -0.0100)"
+    )
+
+
+def test_a_difference_of_one_seed_below_half_of_its_range_is_a_tie() -> None:
+    shaken = [[13_000.0, 1, 0.5], [14_000.0, 2, 0.6]]
+
+    def verdict(score: float) -> str:
+        calm = outcome("sync-fedavg", score, curve=[[13_000.0, 1, score], [14_000.0, 2, score]])
+        return findings([outcome("sync-dvw", 0.6, curve=shaken), calm])[0].verdict
+
+    # Their mean is 0.55, half of the range 0.05.
+    assert [verdict(score) for score in (0.49, 0.51, 0.59, 0.61)] == [HOLDS, TIE, TIE, FAILS]
+
+
+def test_noise_of_one_seed_is_said_to_be_of_so_many_tests() -> None:
+    (found, *_) = findings([outcome("sync-dvw", 0.6), outcome("sync-fedavg", 0.5)])
+
+    assert "one seed, noise 0.0000 of 1 and 1 tests" in found.why
+
+
+def test_a_difference_of_several_seeds_below_two_standard_errors_is_a_tie() -> None:
+    def verdict(*differences: float) -> str:
+        cells = [
+            outcome(policy, 0.5 + more, seed=seed)
+            for seed, difference in enumerate(differences)
+            for policy, more in (("sync-dvw", difference), ("sync-fedavg", 0.0))
+        ]
+        return findings(cells)[0].verdict
+
+    # Standard errors are 0.02, 0.01, 0.02.
+    assert verdict(0.01, 0.05) == TIE
+    assert verdict(0.01, 0.03) == HOLDS
+    assert verdict(-0.03, -0.07) == FAILS
+    assert verdict(0.0, 0.0) == HOLDS  # not below, and no noise
+
+
+def test_a_tie_of_the_other_orderings_is_being_too_near_to_their_bound() -> None:
+    best = "AsyncDVW(a) best, or within 0.01 of the best"
+    alike = "FedAvg and DVW within 0.02 of each other"
+
+    def cells(score: float, noise: float) -> list[Outcome]:
+        curve = [[13_000.0, 1, score - noise], [14_000.0, 2, score + noise]]
+        return [
+            outcome("async-dvw-adaptive", score, row="uniform-3", curve=curve),
+            outcome("async-dvw", 0.6, row="uniform-3", curve=[[13e3, 1, 0.6], [14e3, 2, 0.6]]),
+        ]
+
+    def found(score: float, noise: float) -> list[str]:
+        return [verdicts(*cells(score, noise))[claim] for claim in (best, alike)]
+
+    # No difference that noise could not make, and yet both orderings surely hold.
+    assert found(0.599, 0.005) == [HOLDS, HOLDS]
+    assert found(0.592, 0.005) == [TIE, HOLDS]  # 0.002 from the bound of 0.01
+    assert found(0.584, 0.005) == [FAILS, TIE]
+    assert found(0.574, 0.005) == [FAILS, FAILS]
+    assert found(0.6, 0.03) == [TIE, TIE]  # too much noise for either to be shown
+
+
+def test_the_worst_pair_decides_and_each_pair_has_seeds_of_its_own() -> None:
+    claim = "AsyncDVW(a) best, or within 0.01 of the best"
+    adaptive = [outcome("async-dvw-adaptive", 0.5, seed=seed) for seed in (1, 2, 3)]
+    far = [outcome("fedasync", 0.6, seed=seed) for seed in (2, 3)]
+
+    (found,) = (
+        one
+        for one in findings([*adaptive, *far, outcome("async-dvw", 0.4, seed=1)])
+        if one.claim == claim
+    )
+
     assert found.verdict == FAILS
-    assert found.why == "0.6000, 0.6500: -0.0500 (last tenth: +0.0167)"
+    assert found.why.startswith("AsyncDVW(a) and FedAsync, of 2 pairs, 0.5000, 0.6000: -0.1000")
+    assert "2 seeds" in found.why
+
+
+EXPLAINED = """
+[[explanation]]
+study = "table1"
+cluster = "heterogeneous"
+row = "powerlaw-3"
+ordering = "SyncDVW >= SyncFedAvg"
+text = "a batch of two | examples"
+command = "metis reproduce beliefs"
+"""
+
+
+def test_a_failure_is_not_explained_until_the_file_beside_the_results_says_why(
+    tmp_path: Path,
+) -> None:
+    setting = put(tmp_path, outcome("sync-fedavg", 0.6), outcome("sync-dvw", 0.5))
+
+    def told() -> list[str]:
+        text = check.report(setting, Choice()).text
+        table = text.partition("Of what fails:")[2].partition("What DVW")[0]
+        return [" ".join(line.split()) for line in table.splitlines() if "SyncDVW >=" in line]
+
+    where = "| table1 heterogeneous powerlaw-3, 14,000 s | SyncDVW >= SyncFedAvg |"
+    assert told() == [f"{where} not explained | - |"]
+
+    (tmp_path / "explanations.toml").write_text(EXPLAINED)
+    assert told() == [f"{where} a batch of two \\| examples | `metis reproduce beliefs` |"]
+
+
+def test_an_explanation_of_what_does_not_fail_is_named(tmp_path: Path) -> None:
+    setting = put(tmp_path, outcome("sync-fedavg", 0.5), outcome("sync-dvw", 0.6))
+    (tmp_path / "explanations.toml").write_text(EXPLAINED)
+
+    text = check.report(setting, Choice()).text
+
+    assert "explanations.toml also explains what does not fail here:" in text
+    assert "- table1 heterogeneous powerlaw-3: SyncDVW >= SyncFedAvg" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[", "explanations.toml: "),
+        ("[[explanations]]", "unknown key 'explanations'; did you mean 'explanation'?"),
+        ("explanation = 1", r"must be a list of tables: \[\[explanation\]\]"),
+        (EXPLAINED.replace("text", "txt"), "explanation 1: unknown key 'txt'; did you mean 'text'"),
+        (EXPLAINED.replace('command = "metis reproduce beliefs"', ""), "1 lacks the key command"),
+        (EXPLAINED.replace('"metis reproduce beliefs"', '" "'), "1: command = ' ' must be text"),
+    ],
+)
+def test_a_file_of_explanations_that_is_wrong_is_refused(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "explanations.toml").write_text(text)
+
+    with pytest.raises(ConfigError, match=words):
+        check.report(put(tmp_path, outcome("sync-dvw", 0.5)), Choice())
+    assert not (tmp_path / "check.md").exists()
 
 
 def test_seeds_that_only_one_policy_has_decide_nothing() -> None:
@@ -229,8 +363,8 @@ def test_seeds_that_only_one_policy_has_decide_nothing() -> None:
     (found, *_) = findings(
         [*mine, outcome("sync-fedavg", 0.5), outcome("sync-fedavg", 0.3, seed=7)]
     )
-    assert found.verdict == FAILS
-    assert "over 2 seeds" in found.why
+    assert found.verdict == TIE  # 0.1 and -0.2
+    assert "2 seeds" in found.why
 
     (found, *_) = findings([*mine, outcome("sync-fedavg", 0.5, seed=8)])
     assert (found.verdict, found.why) == (
@@ -250,7 +384,7 @@ def test_differences_of_several_seeds_are_paired_and_have_a_standard_error() -> 
     )
 
     # 0.1, 0.3 and 0.2: their standard deviation is 0.1, and 0.1 / sqrt(3) = 0.0577.
-    assert found.why.startswith("0.7000, 0.5000: +0.2000 ±0.0577 (last tenth: +0.2000 ±0.0577")
+    assert found.why == ("0.7000, 0.5000: +0.2000 ±0.0577 (3 seeds; final +0.2000 ±0.0577)")
 
 
 def test_a_gap_of_just_one_point_is_within_one_point() -> None:
@@ -316,8 +450,9 @@ def test_the_check_says_what_scores_bring_over_equal_weights(tmp_path: Path) -> 
 
     text = check.report(setting, Choice()).text
 
-    assert "1 hold, 0 fail, 3 lack a cell, over 3 cells" in text
-    assert "| +0.0500 (last tenth: -0.0500) | +0.3000 (last tenth: +0.2000) |" in text
+    assert "1 hold, 0 tie, 0 fail, 3 lack a cell, over 3 cells" in text
+    assert "| 0.4000, 0.4500: -0.0500 (one seed, noise 0.0000" in text
+    assert "final +0.0500) | 0.4500, 0.2500: +0.2000 (one seed" in text
 
 
 # ---- figures -----------------------------------------------------------------------------------
@@ -335,26 +470,6 @@ def test_figure_9_counts_models_a_request(tmp_path: Path) -> None:
     assert "11.0" in text
     assert "2.0" in text
     assert (tmp_path / "fig9.png").exists()
-
-
-def test_an_axis_begins_below_what_comes_after_the_first_climb() -> None:
-    climbed = outcome("async-dvw", 0.9, curve=[[0.0, 0, 0.1], [7_000.0, 1, 0.7], [9e3, 2, 0.9]])
-    other = outcome("fedasync", 0.5, curve=[[0.0, 0, 0.1], [14_000.0, 2, 0.5]])
-
-    assert convergence._limits([climbed]) == pytest.approx((0.7 - 0.08 * 0.2, 0.9 + 0.08 * 0.2))
-    assert convergence._limits([climbed, other]) == pytest.approx(
-        (0.5 - 0.08 * 0.4, 0.9 + 0.08 * 0.4)
-    )
-    assert convergence._limits([other]) is None  # one point is no range
-    assert convergence._limits([replace(other, curve=[])]) is None
-
-
-def test_an_inset_is_not_put_upon_a_line_between_two_tests() -> None:
-    axes = new_figure(5, 3).subplots()
-    axes.plot([0.0, 60.0, 100.0], [0.0, 0.2, 0.2])
-    axes.set(xlim=(0.0, 100.0), ylim=(0.0, 1.0))
-
-    assert convergence._emptiest(axes) == 0.35  # no test lies below an inset, but the line does
 
 
 def told_costs(page: str) -> list[dict[str, list[str]]]:
@@ -412,8 +527,7 @@ def test_costs_of_several_seeds_are_drawn_as_their_mean_where_all_of_them_were()
 
     x, y = cost._mean_curve(runs, "gigabytes moved")
     assert x == pytest.approx([2.0, 4.0])
-    # At 2 GB the first is a third of its way from 0.2 to 0.4.
-    assert y == pytest.approx([(0.2 + 0.2 / 3 + 0.4) / 2, 0.6])
+    assert y == pytest.approx([0.3, 0.6])  # at 2 GB the first still has its 0.2
     assert cost._mean_curve(runs[:1], "gigabytes moved") == ([1.0, 4.0], [0.2, 0.4])
     assert cost._mean_curve([], "gigabytes moved") == ([], [])
 
@@ -495,6 +609,8 @@ def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_cho
         cell("async-dvw-4epochs", 0.6, seed=7),
         cell("async-fedavg-4epochs", 0.3),
         cell("async-dvw-16epochs", 0.4),
+        cell("sync-fedavg-4epochs", 0.3),
+        cell("sync-fedavg-8epochs", 0.35),
         cell("", 0.45),
         cell("", 0.45, seed=7),
     )
@@ -502,9 +618,12 @@ def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_cho
     page = update_frequency.report(setting, Choice()).text
 
     lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    told = {line[1]: line[2:4] for line in lines if len(line) == 5}
-    assert told["4"] == ["0.5500 ±0.0500 (2 seeds)", "0.3000"]
-    assert told["16"] == ["0.4000", "-"]
+    told = {line[1]: line[2:-1] for line in lines if len(line) in (5, 7)}
+    assert told["4"] == ["0.3000", "-", "0.3000", "0.5500 ±0.0500 (2 seeds)"]
+    assert told["16"] == ["-", "-", "-", "0.4000"]
+    assert told["SyncFedAvg"] == ["4, 8", "8", "0.3500", "-0.0500"]
+    assert told["AsyncDVW(na)"] == ["4, 16", "4", "0.5500", "+0.0000"]
+    assert "AsyncFedAvg" not in told  # of one number nothing is best
     # -0.05 and -0.15 in the same seeds: their standard deviation is 0.0707.
     assert told["async-dvw-adaptive"] == ["2", "-0.1000 ±0.0500"]
     assert told["fast"] == ["7.5", "75%"]
@@ -622,32 +741,98 @@ def test_compressed_runs_of_another_horizon_have_a_table_of_their_own(tmp_path: 
     assert [(line[2].strip(), line[3].strip()) for line in lines] == [("20", "1990"), ("10", "7")]
 
 
+def measured(when: str, share: float | None, gain: float | None) -> dict[str, Any]:
+    return {
+        "when": when,
+        "codec": "stc" if share is None else f"sstc-{share:g}",
+        "share": share,
+        "kept_in_kernels": 2_500,
+        "convolutions": 41.6 if share is None else 103.2,
+        "with_papers_bits": 104.9 if share == 0.125 else None,
+        "model": 200.5,
+        "wire": 400.5,
+        "gain": gain,
+        "pays": None if gain is None else gain > 1,
+    }
+
+
 def test_where_kept_weights_lie_is_shown_again_without_the_models(tmp_path: Path) -> None:
     one = compressed("dense", 0.9, dataset="mnist_by_writer")
     dense = tmp_path / "dense"
     kept = tmp_path / "sstc-kernels.json"
 
-    text, files = look(tmp_path, dense, one)
-    assert "which is not here" in text
-    assert not files
+    assert look(tmp_path, dense, one) == ([], [])
+    assert "which is not here" in in_words([], [])
 
     for name in ("sstc-fig1.png", "sstc-fig2-first.png", "sstc-fig2-last.png"):
         (tmp_path / name).touch()
-    rows = [["first round", "12", "3", "4", "5", "6"], ["last round", "1", "2", "3", "4", "5"]]
+    rows = [
+        measured("first", None, None),
+        measured("first", 0.125, 2.5),
+        measured("last", 0.125, 1.5),
+        measured("last", 0.4, 0.8),
+    ]
     of = ["mnist_by_writer", "full", "50 rounds", 1990]
     kept.write_text(json.dumps({"of": of, "rows": rows}))
 
-    text, files = look(tmp_path, dense, one)
-    assert "| first round | 12 " in text
+    found, files = look(tmp_path, dense, one)
+    assert [asdict(row) for row in found] == rows
     assert len(files) == 4
 
-    text, files = look(tmp_path, dense, replace(one, dataset="femnist"))
-    assert "which is not here" in text
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in in_words(found, files).splitlines()
+    ]
+    assert ["first round", "stc", "2,500", "41.6", "200.5", "400.5", "-", "-"] in lines
+    sstc_line = ["103.2 (with 11 bits 104.9)", "200.5", "400.5", "2.50", "yes"]
+    assert ["first round", "sstc-0.125", "2,500", *sstc_line] in lines
+    assert ["last round", "sstc-0.4", "2,500", "103.2", "200.5", "400.5", "0.80", "no"] in lines
+    assert gains(found) == {0.125: 2.0, 0.4: 0.8}
 
-    for damaged in ("", "[1]", json.dumps({"of": of, "rows": [["a", "b"]]})):
+    assert look(tmp_path, dense, replace(one, dataset="femnist")) == ([], [])
+
+    strings = [["first round", "12", "3", "4", "5", "6"]] * 2  # of earlier code
+    for damaged in ("", "[1]", json.dumps({"of": of, "rows": strings})):
         kept.write_text(damaged)
         with pytest.raises(RunError, match=r"is no measurement of SSTC's kernels.*remove it"):
             look(tmp_path, dense, one)
+
+
+def test_figure_3c_of_sstc_has_its_compression_on_an_upper_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(sstc, "write_figure", lambda figure, path: kept.append(figure) or path)
+    runs = [compressed(f"sstc-{share:g}", 0.9) for share in (0.125, 0.4)]
+
+    sstc.draw(sstc.curves_of(runs), {0.125: 2.5, 0.4: 0.79}, tmp_path / "a.png")
+    sstc.draw(sstc.curves_of(runs), {}, tmp_path / "b.png")
+
+    (upper,) = kept[0].axes[2].child_axes
+    assert upper.get_xticks().tolist() == [12.5, 40.0]
+    assert [tick.get_text() for tick in upper.get_xticklabels()] == ["2.50", "0.79"]
+    assert kept[1].axes[2].child_axes == []
+
+
+def test_an_update_is_measured_for_stc_and_each_share_of_kernels() -> None:
+    layout = layout_of(build("femnist_cnn", (1, 28, 28), 62, seed=0))
+    rng = np.random.default_rng(0)
+    base = np.zeros(layout.size, dtype=np.float32)
+    trained = rng.normal(size=layout.size).astype(np.float32)
+
+    rows = measures("first", trained, base, layout)
+
+    assert [row.codec for row in rows] == ["stc", *(f"sstc-{share:g}" for share in SHARES)]
+    stc, *others = rows
+    # Of 1,687,344 weights 52,000 lie in kernels, a hundredth of which is kept.
+    assert stc.kept_in_kernels == pytest.approx(520, rel=0.2)
+    for row in others:
+        chosen = int(row.share * 2080 + 0.5)
+        assert row.gain == pytest.approx(stc.kept_in_kernels * 16 / (chosen * 62))
+        assert row.pays == (row.gain > 1)
+        assert row.convolutions == pytest.approx(32 * 52_000 / (chosen * 62))
+    assert [row.codec for row in rows if row.with_papers_bits] == ["sstc-0.125"]
+    assert all(row.model > 1 and row.wire > 1 for row in rows)
 
 
 def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_number(
@@ -740,7 +925,7 @@ def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -
     cycles["fast"] |= {"cycles": 9, "epochs": 40, "by_loss": 5, "by_cap": 1}
     cycles["slow"] = {**cycles["fast"], "cycles": 0}  # not one came to its end
     stale = {"fast": {"first": [10, 30], "updates": 2, "median": 20, "mean": 20.0, "std": 14.1}}
-    mine = {"row": "uniform-iid", "cycles": cycles, "staleness": stale, "dataset": "mnist"}
+    mine = {"row": "uniform-iid", "cycles": cycles, "trigger_staleness": stale, "dataset": "mnist"}
     setting = put(
         tmp_path,
         outcome("async-dvw-adaptive", 0.5, study="table1-mnist", **mine),
@@ -755,8 +940,46 @@ def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -
         "all fast learners: of 9 cycles 5 ended since the loss rose or hardly fell" in cycled.text
     )
     assert "1 after the most epochs a cycle may have, 3 for staleness alone (C3)" in cycled.text
-    assert "| fast  | 2       | 20     | 20   | 14  |" in staled.text
+    assert "| fast  | 2      | 20     | 20   | 14  | - " in staled.text
     assert [path.name for path in cycled.files] == ["fig3-mnist.md", "fig3-mnist.png"]
     assert [path.name for path in staled.files] == ["fig4-mnist.md", "fig4-mnist.png"]
     assert "missing" in fig3.report(setting, Choice()).text
     assert "missing" in fig4.report(setting, Choice()).text
+
+
+def test_figure_4_is_of_staleness_at_the_trigger_as_c3_is(tmp_path: Path) -> None:
+    """Learners' own medians are what C3 compares with; at the commit all is later."""
+
+    def stale(first: list[int]) -> dict[str, Any]:
+        return {"fast": {"first": first, "updates": 40, "median": 0, "mean": 0.0, "std": 0.0}}
+
+    learners = [
+        {"learner": name, "group": "fast", "holdings": [1], "mean_weight": 1.0} for name in "ab"
+    ]
+    one = outcome(
+        "async-dvw-adaptive",
+        0.5,
+        row="uniform-iid",
+        learners=learners,
+        staleness=stale([1_000] * 40),
+        trigger_staleness=stale([90] * 20 + [100] * 20),
+    )
+
+    page = fig4.report(put(tmp_path, one), Choice()).text
+
+    (line,) = [line for line in page.splitlines() if line.startswith("| fast")]
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["40", "95", "95", "5", "90 to 100"]
+    assert "at the trigger" in page
+    assert "1,000" not in page
+
+
+def test_figure_4_of_a_cell_that_knows_staleness_at_the_commit_alone_is_not_drawn(
+    tmp_path: Path,
+) -> None:
+    stale = {"fast": {"first": [10, 30], "updates": 2, "median": 20, "mean": 20.0, "std": 14.1}}
+    one = outcome("async-dvw-adaptive", 0.5, row="uniform-iid", staleness=stale)
+
+    found = fig4.report(put(tmp_path, one), Choice())
+
+    assert "does not tell of staleness at the trigger: make it again" in found.text
+    assert [path.name for path in found.files] == ["fig4.md"]

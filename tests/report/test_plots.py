@@ -10,7 +10,7 @@ import pytest
 from metis.core.errors import RunError
 from metis.core.recipes import POLICIES
 from metis.report import plots
-from metis.report.runs import Run
+from metis.report.runs import Run, curve
 
 pytest.importorskip("matplotlib")
 RunOf = Callable[..., Run]
@@ -102,6 +102,45 @@ def test_several_seeds_are_drawn_as_a_mean_and_a_band(run_of: RunOf) -> None:
     figure: Any = plots.accuracy_over_time(runs)
     assert list(colours(figure)) == ["sync-dvw"]
     assert len(figure.axes[0].collections) == 1
+
+
+@pytest.mark.parametrize("plot", OVER)
+def test_a_score_holds_until_the_next_test(plot: Any, run_of: RunOf) -> None:
+    for runs in ([run_of("sync-dvw", seconds=20)], [run_of(seed=seed) for seed in (1, 2)]):
+        axes = plot(runs).axes[0]
+        assert [line.get_drawstyle() for line in axes.get_lines()] == ["steps-post"]
+
+
+def test_seeds_are_averaged_by_the_scores_in_force(run_of: RunOf) -> None:
+    runs = [run_of("sync-dvw", seed=seed) for seed in (1, 2)]
+    (line,) = plots.accuracy_over_time(runs).axes[0].get_lines()
+    of_runs = [[(p.seconds, p.score) for p in curve(run)] for run in runs]
+
+    for at, middle in line.get_xydata():
+        in_force = [[score for when, score in one if when <= at][-1] for one in of_runs]
+        assert middle == pytest.approx(sum(in_force) / 2)
+
+
+def test_tests_are_marked_where_there_are_few_and_the_end_is_none(run_of: RunOf) -> None:
+    def marked(seconds: float) -> tuple[Any, Any]:
+        run = run_of("sync-dvw", name=f"of-{seconds}", seconds=seconds)
+        (line,) = plots.accuracy_over_time([run]).axes[0].get_lines()
+        tests = sum(record["kind"] == "test" for record in run.records)
+        return (line.get_marker(), line.get_markevery()), tests
+
+    (few, every), number = marked(3)
+    assert number < 20
+    assert few == "o"
+    assert len(every) == number
+    assert marked(200)[0][0] in ("None", None)
+
+
+def test_reports_and_experiments_draw_a_policy_alike(run_of: RunOf) -> None:
+    assert set(plots.LOOKS) == set(POLICIES)
+    assert len(set(plots.LOOKS.values())) == len(POLICIES)
+    assert {colour for colour, _ in plots.LOOKS.values()} <= set(plots.COLOURS)
+    figure: Any = plots.accuracy_over_time([run_of("async-dvw", seconds=5)])
+    assert colours(figure) == {"async-dvw": plots.LOOKS["async-dvw"][0]}
 
 
 def test_a_policy_keeps_its_colour_whoever_is_beside_it(run_of: RunOf) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -229,17 +228,26 @@ def compare(
         stc, sstc = (kernel_matrix(one.sent, tensor) for one in found)
         _write(compared(kernel_matrix(change, tensor), stc, sstc, title), plot)
     if as_json:
-        console.print_json(json.dumps(_comparison(found, layout, tensor)))
+        console.print_json(json.dumps(_comparison(found, layout, tensor, kernels)))
         return
-    console.print(_comparison_table(_comparison(found, layout, tensor)))
+    comparison = _comparison(found, layout, tensor, kernels)
+    console.print(_comparison_table(comparison))
+    console.print(_smaller_table(comparison))
     if plot is not None:
         tell(f"picture: {plot}")
 
 
 def _comparison(
-    found: Sequence[Approximation], layout: Layout, tensor: Tensor | None
+    found: tuple[Approximation, Approximation],
+    layout: Layout,
+    tensor: Tensor | None,
+    kernels: float,
 ) -> dict[str, Any]:
     """Return what is printed, in numbers."""
+    from metis.codecs.joined import joined
+    from metis.codecs.selection import rounded
+    from metis.codecs.sizes import most_kernels, sstc_pays
+
     rows = []
     for one in found:
         part = one.sent[tensor.offset : tensor.offset + tensor.size] if tensor else None
@@ -252,9 +260,21 @@ def _comparison(
                 "bytes_fixed": one.bytes_fixed,
                 "cosine": one.cosine,
                 "relative_error": one.relative_error,
+                "kept_in_kernels": one.kept_in_kernels,
+                "times_smaller": asdict(one.smaller),
             }
         )
+    stc, _ = found
+    shape, pays = joined(layout), None
+    if shape.num_kernels:
+        num_kernels = rounded(kernels, shape.num_kernels)
+        pays = {
+            "kernels": num_kernels,
+            "less_than": most_kernels(stc.kept_in_kernels, layout),
+            "pays": sstc_pays(num_kernels, stc.kept_in_kernels, layout),
+        }
     return {
+        "equation_2": pays,
         "num_weights": sum(t.size for t in layout.tensors if t.kind in ("conv", "dense")),
         "num_values": layout.size,
         "layer": None if tensor is None else tensor.name,
@@ -285,6 +305,35 @@ def _comparison_table(comparison: dict[str, Any]) -> Table:
             cells.append("-" if value is None else f"{value:.4f}")
         table.add_row(*cells)
     return table
+
+
+def _smaller_table(comparison: dict[str, Any]) -> Table:
+    """Return how many times smaller the update gets, counted in three ways."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="times smaller; the paper's formula is of convolutions alone,\n"
+        f"that of the model counts all, in fixed widths{_pays(comparison['equation_2'])}",
+        caption_justify="left",
+    )
+    table.add_column("codec", style="bold")
+    for heading in ("convolutions, formula", "model, formula", "model, on the wire"):
+        table.add_column(heading, justify="right")
+    for row in comparison["codecs"]:
+        times = [row["times_smaller"][counted] for counted in ("convolutions", "model", "wire")]
+        table.add_row(row["codec"], *("-" if each is None else f"{each:,.1f}" for each in times))
+    return table
+
+
+def _pays(equation: dict[str, Any] | None) -> str:
+    """Say whether kernel maps are shorter than indices, where there are kernels."""
+    if equation is None:
+        return ""
+    does = "pays" if equation["pays"] else "does not pay"
+    return (
+        f"\nequation 2: SSTC {does} with {equation['kernels']:,} kernels; "
+        f"it does with less than {equation['less_than']:,.1f}"
+    )
 
 
 # ---- both -------------------------------------------------------------------------------------

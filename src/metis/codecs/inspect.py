@@ -16,6 +16,7 @@ from metis.codecs.bits import Coding, read_ascending, read_flags
 from metis.codecs.choose import reader_of
 from metis.codecs.joined import Indices, joined
 from metis.codecs.packet import FORMAT, HEADER, Reader, read_header, unseal
+from metis.codecs.sizes import Smaller, kept, smaller
 from metis.codecs.ternary import NO_MAPS, PAPER_MAPS, Body, Ternary, read_body
 from metis.core.types import Kind, Layout, Sparse, Tensor, Vector
 
@@ -125,6 +126,8 @@ class Approximation:
     bytes_fixed: int  # the paper's coding
     cosine: float | None  # of the angle between the change and what is sent; None if one is zero
     relative_error: float | None  # length of what is left out by that of the change
+    kept_in_kernels: int  # of convolutions
+    smaller: Smaller  # by both formulas, and by the shortest packet
     sent: Vector  # the change as it is decoded, in the order of the layout
 
 
@@ -140,28 +143,34 @@ def approximations(
     trained: Vector, base: Vector, layout: Layout, sparsity: float, kernels: float
 ) -> tuple[Approximation, Approximation]:
     """Return what STC and SSTC make of a change, by packing and unpacking it."""
+    stc, sstc = (approximation(trained, base, layout, sparsity, f) for f in (None, kernels))
+    return stc, sstc
+
+
+def approximation(
+    trained: Vector, base: Vector, layout: Layout, sparsity: float, kernels: float | None
+) -> Approximation:
+    """Return what SSTC makes of a change with a share of kernels, or STC without one."""
     change = weight_change(trained, base, layout)
-    found = []
-    for share in (None, kernels):
-        shortest = Ternary(layout, sparsity, share)
-        fixed = Ternary(layout, sparsity, share, coding="fixed")
-        packet, _ = shortest.encode(trained, base)
-        decoded = shortest.decode(packet, base)
-        sent = np.zeros(layout.size, dtype=np.float32)
-        sent[decoded.at] = decoded.by
-        cosine, error = _nearness(change, sent)
-        found.append(
-            Approximation(
-                codec=shortest.name,
-                kept=len(decoded.at),
-                bytes_shortest=len(packet),
-                bytes_fixed=len(fixed.encode(trained, base)[0]),
-                cosine=cosine,
-                relative_error=error,
-                sent=sent,
-            )
-        )
-    return found[0], found[1]
+    shortest = Ternary(layout, sparsity, kernels)
+    fixed = Ternary(layout, sparsity, kernels, coding="fixed")
+    packet, _ = shortest.encode(trained, base)
+    decoded = shortest.decode(packet, base)
+    sent = np.zeros(layout.size, dtype=np.float32)
+    sent[decoded.at] = decoded.by
+    cosine, error = _nearness(change, sent)
+    at = joined(layout).indices(decoded.at)
+    return Approximation(
+        codec=shortest.name,
+        kept=len(decoded.at),
+        bytes_shortest=len(packet),
+        bytes_fixed=len(fixed.encode(trained, base)[0]),
+        cosine=cosine,
+        relative_error=error,
+        kept_in_kernels=kept(layout, at).in_kernels,
+        smaller=smaller(layout, at, kernels, len(packet)),
+        sent=sent,
+    )
 
 
 def _nearness(change: Vector, sent: Vector) -> tuple[float | None, float | None]:

@@ -73,6 +73,10 @@ class Joined:
         """Return where weights lie in the vector, by their index among the joined."""
         return _moved(indices, self.weights)
 
+    def indices(self, places: Indices) -> Indices:
+        """Return the joined index of the weights at these places; the inverse of `places`."""
+        return _moved_back(places, self.weights)
+
     def dense_indices(self, positions: Indices) -> Indices:
         """Return the joined index of the n-th weight that is in no kernel."""
         return _moved(positions, self.dense)

@@ -101,10 +101,57 @@ def paper_sstc_ratio(layout: Layout, share: float, bits: int | None = None) -> f
     return 32 * weights / (rounded(share, shape.num_kernels) * (width + 2 * cells))
 
 
-def sstc_pays(num_kernels: int, num_in_kernels: int, layout: Layout) -> bool:
-    """Whether so many kernel maps are shorter than so many indices (the paper's equation 2)."""
+def paper_gain(num_kernels: int, num_in_kernels: int, layout: Layout) -> float:
+    """Return how many times shorter so many kernel maps are than so many indices: equation 1.
+
+    Of convolutions alone, like all of the paper's; its Figure 3c has it as the upper axis.
+    """
     shape = joined(layout)
     weights = shape.num_weights - shape.num_dense
     cells = weights / shape.num_kernels
-    limit = num_in_kernels * index_bits(weights) / (2 * cells + index_bits(shape.num_kernels))
-    return num_kernels < limit
+    maps = num_kernels * (index_bits(shape.num_kernels) + 2 * cells)
+    return num_in_kernels * index_bits(weights) / maps
+
+
+def sstc_pays(num_kernels: int, num_in_kernels: int, layout: Layout) -> bool:
+    """Whether so many kernel maps are shorter than so many indices (the paper's equation 2)."""
+    return num_kernels < most_kernels(num_in_kernels, layout)
+
+
+def most_kernels(num_in_kernels: int, layout: Layout) -> float:
+    """Return the number of kernels from which on so many indices are not longer than their maps."""
+    shape = joined(layout)
+    weights = shape.num_weights - shape.num_dense
+    cells = weights / shape.num_kernels
+    return num_in_kernels * index_bits(weights) / (2 * cells + index_bits(shape.num_kernels))
+
+
+# ---- the three figures of an update -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Smaller:
+    """How many times smaller an update gets, counted in the three ways that are reported."""
+
+    convolutions: float | None  # by the paper's formula; None: there are none, or none is kept
+    model: float  # the whole of it, by formula: fixed widths, exact values and header counted
+    wire: float  # by the bytes of a real packet
+
+
+def smaller(layout: Layout, at: Indices, share: float | None, num_bytes: int) -> Smaller:
+    """Return the three figures of a packet that keeps the weights at these joined places.
+
+    `share` is that of kernels, None for STC. A dense update has four bytes for each value.
+    """
+    what, shape = kept(layout, at), joined(layout)
+    convolutions = None
+    if share is None:
+        formula = stc_bytes(layout, len(at), "fixed")
+        if what.in_kernels:
+            convolutions = paper_stc_ratio(layout, what.in_kernels)
+    else:
+        formula = sstc_bytes(layout, what, "fixed")
+        if rounded(share, shape.num_kernels):
+            convolutions = paper_sstc_ratio(layout, share)
+    whole = 4 * layout.size
+    return Smaller(convolutions, whole / formula, whole / num_bytes)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.errors import DataError, unknown
+from metis.data.iid import with_all_classes
 
 Ints = NDArray[np.int64]
 
@@ -78,7 +79,8 @@ def partition(
     `sizes` shapes the number of examples of the k-th largest learner: `uniform`, `skewed`
     (1.2^-k), `powerlaw` (k^-exponent) or `geometric` (exponent^-k). `classes` says what they hold:
 
-    - `iid`: a random sample.
+    - `iid`: a random sample, but for examples that are exchanged so that no learner with at least
+      as many examples as there are classes misses one, see `iid`.
     - a number x, or a list such as `8,4,3x8` (largest learner first): exactly so many classes
       each, chosen by `class_rule`, see `_by_count` and `_in_turn`. With power-law sizes a number
       stands for the paper's list where the paper gives one.
@@ -113,6 +115,9 @@ def partition(
             )
         if kind == "iid":
             pieces, note = _cut(rng.permutation(len(labels)), targets), "IID"
+            if num_classes:
+                pieces, lacking = with_all_classes(pieces, labels, num_classes)
+                note += lacking
         elif kind == "shards":
             pieces = _by_shards(labels, targets, shards, rng)
             note = f"{shards} label-sorted shards each"

@@ -1,81 +1,127 @@
-"""The paper's orderings, checked over the cells that are there. A failed one is a finding."""
+"""The paper's orderings, checked over the cells that are there. A failed one is a finding.
+
+Means over the last tenth of the virtual time decide, since single models are noisy. What noise
+leaves open is a tie, neither a success nor a failure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 
 from metis.experiments.cells import Cell, Setting
+from metis.experiments.explanations import FILE, Explanation, read_explanations
 from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.study import Choice, Report, Study
 from metis.experiments.words import CONTROLS, TITLES, markdown_table, paired, write_page
 
-HOLDS, FAILS, MISSING = "holds", "FAILS", "missing"
+HOLDS, TIE, FAILS, MISSING = "holds", "tie", "FAILS", "missing"
 CLOSE = 0.01  # AsyncDVW(a) may be so far below the best
 ALIKE = 0.02  # FedAvg and DVW on uniform rows lie within so much
 ADAPTIVE = "async-dvw-adaptive"
-#: Not the paper's: other rows, other data. These are told of apart.
+#: Not the paper's: other rows, other data. They have a table each.
 OTHERS = {
     "table1-by-class": "With what we believe explains the difference changed",
     "table1-": "The same federations, other data and a network for it",
     "table3-": "The same federations, other data",
 }
 _EXACT = 1e-9  # a difference of just so much is within it, whatever floats make of it
+_STANDARD_ERRORS = 2  # of a mean difference of several seeds: so large is its noise
+
+RULE = (
+    "Means over the last tenth of the virtual time decide; final accuracy is given as information. "
+    f"The noise of a difference is {_STANDARD_ERRORS} standard errors of the paired difference, of "
+    "several seeds; of one seed it is half of the larger range that the two cells have within the "
+    "last tenth, which says little where these have few tests. An ordering is a tie where the "
+    "difference is nearer to the ordering's bound than that. The bound is no difference where one "
+    f"policy must not be below another; {CLOSE:g} below each other policy for the best; "
+    f"{ALIKE:g} between any two for uniform rows. Of many pairs the worst decides: one that fails, "
+    "else one that ties, else the narrowest.\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One ordering in one row of one table."""
 
-    where: str
+    study: str
+    cluster: str
+    row: str
+    horizon: str
     claim: str
     verdict: str
     why: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.study} {self.cluster} {self.row}, {self.horizon}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one policy is above another over the last tenth of the time, in the same seeds."""
+
+    late: tuple[float, ...]  # by seed
+    noise: float  # what the mean difference must have to be one
+    words: str  # the same, for a reader; final accuracy is in there as information
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.late)
+
+    def verdict(self, slack: float) -> str:
+        """Return what becomes of an ordering that is kept by so much, or broken if negative."""
+        if abs(slack) < self.noise - _EXACT:
+            return TIE
+        return HOLDS if slack >= -_EXACT else FAILS
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """The cells of one row under one horizon, by policy and seed."""
 
-    where: str
+    study: str
     cluster: str
     row: str
+    horizon: str
     cells: dict[str, dict[int, Outcome]]
 
-    def among(self, policies: Sequence[str]) -> Scores | None:
-        """Return some policies' scores with the seeds that all of them have, if there are any."""
-        seeds = set.intersection(*(set(self.cells.get(policy, {})) for policy in policies))
+    def difference(self, one: str, other: str) -> Difference | None:
+        """Compare two policies in the seeds that both have, if there are any."""
+        seeds = sorted(set(self.cells.get(one, {})) & set(self.cells.get(other, {})))
         if not seeds:
             return None
-        of = {policy: [self.cells[policy][seed] for seed in sorted(seeds)] for policy in policies}
-        return Scores(
-            {policy: [one.final_score or 0.0 for one in mine] for policy, mine in of.items()},
-            {policy: [fmean(one.late_scores()) for one in mine] for policy, mine in of.items()},
-        )
+        return _difference(*([self.cells[name][seed] for seed in seeds] for name in (one, other)))
 
     def lacks(self, policies: Sequence[str]) -> str:
         """Return what is missing for a comparison, in words."""
         absent = [policy for policy in policies if policy not in self.cells]
         return ", ".join(absent) or "no seed is there of all: " + ", ".join(policies)
 
+    def found(self, claim: str, verdict: str, why: str) -> Finding:
+        return Finding(self.study, self.cluster, self.row, self.horizon, claim, verdict, why)
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores by policy, one for each of the same seeds."""
 
-    final: dict[str, list[float]]
-    late: dict[str, list[float]]  # of the last tenth of the time, which single models shake less
-
-    def mean(self, policy: str) -> float:
-        return fmean(self.final[policy])
-
-    def difference(self, one: str, other: str) -> str:
-        """Return the difference of final scores and, which decides nothing, of the last tenth."""
-        final = paired(self.final[one], self.final[other])
-        late = paired(self.late[one], self.late[other])
-        over = f", over {len(self.late[one])} seeds" if len(self.late[one]) > 1 else ""
-        return f"{final} (last tenth: {late}{over})"
+def _difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Difference:
+    """Compare cells of the same seeds, in this order."""
+    first, second = ([fmean(one.late_scores()) for one in cells] for cells in (ours, theirs))
+    late = tuple(one - other for one, other in zip(first, second, strict=True))
+    if len(late) > 1:
+        noise = _STANDARD_ERRORS * stdev(late) / math.sqrt(len(late))
+        about = f"{len(late)} seeds"
+    else:
+        tests = [ours[0].late_scores(), theirs[0].late_scores()]
+        noise = max(max(scores) - min(scores) for scores in tests) / 2
+        # The fewer tests there are, the less their range says.
+        about = f"one seed, noise {noise:.4f} of {' and '.join(str(len(t)) for t in tests)} tests"
+    final = paired([one.final_score or 0.0 for one in ours], [o.final_score or 0.0 for o in theirs])
+    words = (
+        f"{fmean(first):.4f}, {fmean(second):.4f}: {paired(first, second)} ({about}; final {final})"
+    )
+    return Difference(late, noise, words)
 
 
 def lines_of(found: Sequence[Outcome]) -> list[Line]:
@@ -86,7 +132,7 @@ def lines_of(found: Sequence[Outcome]) -> list[Line]:
             key = (one.study, one.cluster, one.row, one.horizon, one.dataset)
             groups.setdefault(key, {}).setdefault(one.policy, {})[one.seed] = one
     return [
-        Line(f"{study} {cluster} {row}, {horizon}", cluster, row, cells)
+        Line(study, cluster, row, horizon, cells)
         for (study, cluster, row, horizon, _), cells in groups.items()
     ]
 
@@ -99,7 +145,7 @@ def findings(found: Sequence[Outcome]) -> list[Finding]:
             pairs = [("sync-dvw", "sync-fedavg")]
             if line.cluster == "heterogeneous":
                 pairs += [("async-dvw", "async-fedavg"), (ADAPTIVE, "async-fedavg")]
-            if not line.where.startswith("table1"):
+            if not line.study.startswith("table1"):
                 pairs = pairs[1:]
             listed += [_at_least(line, dvw, fedavg) for dvw, fedavg in pairs]
         if line.cluster == "heterogeneous":
@@ -111,47 +157,51 @@ def findings(found: Sequence[Outcome]) -> list[Finding]:
 
 def _at_least(line: Line, dvw: str, fedavg: str) -> Finding:
     claim = f"{TITLES[dvw]} >= {TITLES[fedavg]}"
-    scores = line.among((dvw, fedavg))
-    if scores is None:
-        return Finding(line.where, claim, MISSING, line.lacks((dvw, fedavg)))
-    ours, theirs = scores.mean(dvw), scores.mean(fedavg)
-    verdict = HOLDS if ours >= theirs else FAILS
-    why = f"{ours:.4f}, {theirs:.4f}: {scores.difference(dvw, fedavg)}"
-    return Finding(line.where, claim, verdict, why)
+    difference = line.difference(dvw, fedavg)
+    if difference is None:
+        return line.found(claim, MISSING, line.lacks((dvw, fedavg)))
+    return line.found(claim, difference.verdict(difference.mean), difference.words)
 
 
 def _best(line: Line) -> Finding:
     claim = f"{TITLES[ADAPTIVE]} best, or within {CLOSE:g} of the best"
     others = [policy for policy in line.cells if policy != ADAPTIVE and policy not in CONTROLS]
     if ADAPTIVE not in line.cells or not others:
-        return Finding(line.where, claim, MISSING, ADAPTIVE if others else "all others")
-    scores = line.among((ADAPTIVE, *others))
-    if scores is None:
-        return Finding(line.where, claim, MISSING, line.lacks((ADAPTIVE, *others)))
-    best = max(others, key=scores.mean)
-    behind = scores.mean(best) - scores.mean(ADAPTIVE)
-    why = (
-        f"{scores.mean(ADAPTIVE):.4f}; best of {len(others)} others {TITLES[best]} "
-        f"{scores.mean(best):.4f}: {scores.difference(ADAPTIVE, best)}"
-    )
-    return Finding(line.where, claim, HOLDS if behind <= CLOSE + _EXACT else FAILS, why)
+        return line.found(claim, MISSING, ADAPTIVE if others else "all others")
+    pairs = [(ADAPTIVE, other) for other in others]
+    return _of_all(line, claim, pairs, lambda one: one.mean + CLOSE)
 
 
 def _alike(line: Line) -> Finding:
     claim = f"FedAvg and DVW within {ALIKE:g} of each other"
     mine = [policy for policy in line.cells if policy != "fedasync" and policy not in CONTROLS]
     if len(mine) < 2:
-        return Finding(line.where, claim, MISSING, "there are fewer than two of them")
-    scores = line.among(mine)
-    if scores is None:
-        return Finding(line.where, claim, MISSING, line.lacks(mine))
-    low, high = min(mine, key=scores.mean), max(mine, key=scores.mean)
-    apart = scores.mean(high) - scores.mean(low)
-    why = (
-        f"{TITLES[high]} {scores.mean(high):.4f}, {TITLES[low]} {scores.mean(low):.4f}: "
-        f"{scores.difference(high, low)}"
-    )
-    return Finding(line.where, claim, HOLDS if apart <= ALIKE + _EXACT else FAILS, why)
+        return line.found(claim, MISSING, "there are fewer than two of them")
+    pairs = list(itertools.combinations(mine, 2))
+    return _of_all(line, claim, pairs, lambda one: ALIKE - abs(one.mean))
+
+
+def _of_all(
+    line: Line,
+    claim: str,
+    pairs: Sequence[tuple[str, str]],
+    slack: Callable[[Difference], float],
+) -> Finding:
+    """Return what becomes of an ordering that must be kept by every pair: the worst of them.
+
+    Each pair is judged by the seeds that it has in common, and by its own noise.
+    """
+    found = {pair: line.difference(*pair) for pair in pairs}
+    there = {pair: one for pair, one in found.items() if one is not None}
+    if len(there) < len(found):
+        absent = next(pair for pair in found if pair not in there)
+        return line.found(claim, MISSING, line.lacks(absent))
+    worst = (FAILS, TIE, HOLDS)
+    verdicts = {pair: one.verdict(slack(one)) for pair, one in there.items()}
+    pair = min(there, key=lambda pair: (worst.index(verdicts[pair]), slack(there[pair])))
+    names = " and ".join(TITLES[policy] for policy in pair)
+    number = "" if len(pairs) == 1 else f", of {len(pairs)} pairs,"
+    return line.found(claim, verdicts[pair], f"{names}{number} {there[pair].words}")
 
 
 def controls(found: Sequence[Outcome]) -> str:
@@ -162,13 +212,14 @@ def controls(found: Sequence[Outcome]) -> str:
             ("sync-dvw", "sync-uniform", "sync-fedavg"),
             ("async-dvw", "async-uniform", "async-fedavg"),
         ):
-            scores, others = line.among((dvw, uniform)), line.among((uniform, fedavg))
+            scores, others = line.difference(dvw, uniform), line.difference(uniform, fedavg)
             if scores is not None:
-                base = "-" if others is None else others.difference(uniform, fedavg)
-                rows.append((line.where, TITLES[dvw], scores.difference(dvw, uniform), base))
+                base = "-" if others is None else others.words
+                where = f"{line.study} {line.cluster} {line.row}, {line.horizon}"
+                rows.append((where, TITLES[dvw], scores.words, base))
     if not rows:
         return "No control is there to tell it by.\n"
-    return markdown_table(("where", "policy", "DVW - equal weights", "equal - FedAvg"), rows)
+    return markdown_table(("where", "policy", "DVW, equal weights", "equal weights, FedAvg"), rows)
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
@@ -179,6 +230,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 def report(setting: Setting, choice: Choice) -> Report:
     found = [one for folder in sorted(setting.out.glob("table*/")) for one in read_outcomes(folder)]
+    explained = read_explanations(setting.out / FILE)
     others = {
         study: words
         for study in dict.fromkeys(one.study for one in found)
@@ -187,28 +239,64 @@ def report(setting: Setting, choice: Choice) -> Report:
     ours = [one for one in found if one.study not in others]
     parts = [
         "## The paper's orderings\n",
-        "Final scores decide, means over the seeds that all have; beside them stands the "
-        "difference over the last tenth of the time, since single models are noisy. Of several "
-        "seeds differences are told with their standard error.\n",
-        _listed(ours) if ours else "No cell of the paper's tables is there.\n",
+        RULE,
+        _listed(ours, explained) if ours else "No cell of the paper's tables is there.\n",
     ]
     for study, words in others.items():
         mine = [one for one in found if one.study == study]
-        parts += [f"### {study}\n", f"{words}.\n", _listed(mine)]
-    return write_page(setting.out, "check", "\n".join(parts))
+        parts += [f"### {study}\n", f"{words}.\n", _listed(mine, explained)]
+    parts.append(_idle(explained, findings(found)))
+    return write_page(setting.out, "check", "\n".join(part for part in parts if part))
 
 
-def _listed(found: Sequence[Outcome]) -> str:
+def _listed(found: Sequence[Outcome], explained: Sequence[Explanation]) -> str:
     listed = findings(found)
-    counts = {v: sum(one.verdict == v for one in listed) for v in (HOLDS, FAILS, MISSING)}
+    counts = {v: sum(one.verdict == v for one in listed) for v in (HOLDS, TIE, FAILS, MISSING)}
     rows = [(one.verdict, one.where, one.claim, one.why) for one in listed]
     return (
-        f"{counts[HOLDS]} hold, {counts[FAILS]} fail, {counts[MISSING]} lack a cell, "
-        f"over {len(found)} cells.\n\n"
-        f"{markdown_table(('verdict', 'where', 'ordering', 'why'), rows)}\n"
+        f"{counts[HOLDS]} hold, {counts[TIE]} tie, {counts[FAILS]} fail, {counts[MISSING]} lack a "
+        f"cell, over {len(found)} cells.\n\n"
+        f"{markdown_table(('verdict', 'where', 'ordering', 'last tenth'), rows)}\n"
+        f"{_failures(listed, explained)}"
         "What DVW's scores bring over equal weights, and equal weights over FedAvg's:\n\n"
         f"{controls(found)}"
     )
+
+
+def _failures(listed: Sequence[Finding], explained: Sequence[Explanation]) -> str:
+    """Return why orderings fail, as far as it was found out."""
+    rows = []
+    for one in listed:
+        if one.verdict == FAILS:
+            why = [each for each in explained if _explains(each, one)]
+            said = [(each.text, f"`{each.command}`") for each in why] or [("not explained", "-")]
+            # A bar in an explanation is no border of the table.
+            rows += [(one.where, one.claim, *(w.replace("|", r"\|") for w in e)) for e in said]
+    if not rows:
+        return ""
+    return f"Of what fails:\n\n{markdown_table(('where', 'ordering', 'why', 'shown by'), rows)}\n"
+
+
+def _explains(explanation: Explanation, finding: Finding) -> bool:
+    return (finding.study, finding.cluster, finding.row, finding.claim) == (
+        explanation.study,
+        explanation.cluster,
+        explanation.row,
+        explanation.ordering,
+    )
+
+
+def _idle(explained: Sequence[Explanation], listed: Sequence[Finding]) -> str:
+    """Name explanations of orderings that do not fail here, so that none is passed over."""
+    failed = [one for one in listed if one.verdict == FAILS]
+    lines = [
+        f"- {one.study} {one.cluster} {one.row}: {one.ordering}"
+        for one in explained
+        if not any(_explains(one, finding) for finding in failed)
+    ]
+    if not lines:
+        return ""
+    return f"{FILE} also explains what does not fail here:\n\n" + "\n".join(lines) + "\n"
 
 
 STUDY = Study("check", "the paper's orderings, over the cells that are there", cells, report)

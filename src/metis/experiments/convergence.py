@@ -13,81 +13,134 @@ import numpy as np
 from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import GROUPS, LOOKS, new_figure, plain, write_figure
 from metis.experiments.words import TITLES
+from metis.report.steps import Floats, running_mean, together, values_at
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-COLUMNS = 3
-CLIMB = 0.02  # of the virtual time: so long the first climb takes
-MARGIN = 0.08  # below and above what comes after it, of its range
-_MOMENTS = 400  # at which the mean of several seeds is taken
-_LEFT, _WIDTH, _HEIGHT, _LABELS = 0.68, 0.3, 0.3, 0.06  # of an inset, as shares of its panel
+CLIMB = 0.05  # of the virtual time: so long the first climb takes
+MARGIN = 0.06  # below and above what comes after it, of its range
+#: A line is the mean over so much of the virtual time, or of the time until then while that is
+#: less: in the first climb a long mean would be far below what there is.
+WINDOW, EARLY = 0.05, 0.2
+CAPTION = (
+    f"Lines: means over the {WINDOW:.0%} of the virtual time before each moment, early on over "
+    f"{EARLY:.0%} of the time until then. Faint: the scores themselves, each until the next test."
+)
+MANY = round(2 / WINDOW)  # tests: with fewer a window has hardly two, and means would be ramps
+FEW = f" With fewer than {MANY} tests the scores themselves are the line."
+ALL_FEW = "Lines: scores, each until the next test."
+SEEDS = (
+    " Of several seeds lines are means; a band goes from the least to the most of the seeds' lines."
+)
+_MOMENTS = 600  # at which lines are computed: more than a panel has pixels to tell apart
+_INSET = (1.03, 0.52, 0.24, 0.46)  # right of its panel, where there are no lines
 
 
 def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
-    """Draw every policy, and who holds what as an inset.
-
-    Several seeds are their mean, in a band from the least to the most of them.
-    """
-    rows = list(dict.fromkeys(one.row for one in found))
-    order = list(TITLES)
-    found = sorted(found, key=lambda one: order.index(one.policy))
-    columns = min(COLUMNS, len(rows))
-    lines = math.ceil(len(rows) / columns)
-    figure = new_figure(5.2 * columns, 0.9 + 3.4 * lines)
-    panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axes in panels[len(rows) :]:
-        axes.set_visible(False)
-    for axes, row in zip(panels, rows, strict=False):
-        here = [one for one in found if one.row == row]
+    """Draw every policy of every row that was tested, and beside each panel who holds what."""
+    tested = [one for one in found if one.curve]
+    rows = list(dict.fromkeys(one.row for one in tested))
+    columns = _columns(len(rows))
+    lines = max(math.ceil(len(rows) / columns), 1)
+    figure = new_figure(0.4 + 6.2 * columns, 1.3 + 3.4 * lines)
+    handles: dict[str, Artist] = {}
+    for place, row in enumerate(rows):
+        axes = figure.add_subplot(lines, columns, place + 1)
+        here = sorted(
+            (one for one in tested if one.row == row), key=lambda one: [*TITLES].index(one.policy)
+        )
         _curves(axes, here)
         plain(axes, "virtual time (s)", "test accuracy")
         axes.set_ylim(_limits(here))
         _inset(axes, here[0])
         axes.set_title(row, loc="left", fontsize=10)
-    handles, labels = [], []
-    for axes in panels[: len(rows)]:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            if label not in labels:
-                handles.append(handle)
-                labels.append(label)
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(2 * columns, 4))
-    figure.suptitle(textwrap.fill(title, 22 * columns + 33), fontsize=11)
+        lines_here, labels = axes.get_legend_handles_labels()
+        handles |= zip(labels, lines_here, strict=True)
+    in_order = [name for name in TITLES.values() if name in handles]
+    smooth = [_many(one) for one in tested]
+    caption = CAPTION if any(smooth) else ALL_FEW
+    caption += FEW if any(smooth) and not all(smooth) else ""
+    caption += SEEDS if len({one.seed for one in tested}) > 1 else ""
+    figure.legend(
+        handles=[handles[name] for name in in_order],
+        loc="outside lower center",
+        ncols=(3, 4, 8)[columns - 1],
+        title=textwrap.fill(caption, 62 * columns + 12),
+        title_fontsize=8,
+        handlelength=3,
+    )
+    figure.suptitle(textwrap.fill(title, 30 * columns + 33), fontsize=11)
     return write_figure(figure, path)
+
+
+def _columns(panels: int) -> int:
+    """Return how many panels stand in a line: at most three, and few places stay empty."""
+    return 2 if panels in (2, 4) else max(min(panels, 3), 1)
+
+
+def steps_of(one: Outcome) -> tuple[Floats, Floats]:
+    """Return a cell's scores as steps up to its end."""
+    at = [*(point[0] for point in one.curve), one.virtual_seconds]
+    scores = [*(point[2] for point in one.curve), one.curve[-1][2]]
+    return np.array(at, dtype=float), np.array(scores, dtype=float)
+
+
+def smoothed(one: Outcome, moments: Floats) -> Floats:
+    """Return running means of a cell's scores, each for as long as it was in force."""
+    windows = np.minimum(WINDOW * one.virtual_seconds, EARLY * moments)
+    return running_mean(*steps_of(one), moments, windows)
+
+
+def _many(one: Outcome) -> bool:
+    return len(one.curve) >= MANY
 
 
 def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
     for policy in dict.fromkeys(one.policy for one in found):
-        mine = [one for one in found if one.policy == policy and one.curve]
-        if not mine:  # it was never tested
-            continue
+        mine = [one for one in found if one.policy == policy]
         colour, style = LOOKS[policy]
-        at = np.array([*(point[0] for point in mine[0].curve), mine[0].virtual_seconds])
-        scores = np.array([point[2] for point in (*mine[0].curve, mine[0].curve[-1])])
+        at, each = together([steps_of(one) for one in mine])
+        if smooth := all(map(_many, mine)):
+            axes.plot(at, each.mean(0), drawstyle="steps-post", color=colour, lw=0.7, alpha=0.25)
+            at = np.linspace(at[0], at[-1], _MOMENTS)
+            each = np.stack([smoothed(one, at) for one in mine])
         if len(mine) > 1:
-            at = np.linspace(0.0, min(one.virtual_seconds for one in mine), _MOMENTS)
-            # What was not tested yet is no number; a score of nothing is one.
-            each = np.array([[one.score_at(moment) for moment in at] for one in mine], dtype=float)
-            scores = each.mean(axis=0)
-            axes.fill_between(at, each.min(0), each.max(0), color=colour, alpha=0.1, linewidth=0)
-        axes.plot(at, scores, color=colour, linestyle=style, linewidth=1.2, label=TITLES[policy])
+            axes.fill_between(
+                at,
+                each.min(0),
+                each.max(0),
+                step=None if smooth else "post",
+                color=colour,
+                alpha=0.12,
+                linewidth=0,
+            )
+        (line,) = axes.plot(at, each.mean(0), color=colour, linestyle=style, lw=1.6)
+        line.set(drawstyle="default" if smooth else "steps-post", label=TITLES[policy])
 
 
 def _limits(found: Sequence[Outcome]) -> tuple[float, float] | None:
-    """Return where an axis begins and ends: the first climb would hide all that comes after it."""
-    after = [
-        score for one in found for at, _, score in one.curve if at >= CLIMB * one.virtual_seconds
-    ]
-    if len(set(after)) < 2:
+    """Return where an axis begins and ends: the first climb would hide all that comes after it.
+
+    Lines decide, not single scores: a dip of one model may leave the panel.
+    """
+    after = []
+    for one in found:
+        since = max(CLIMB * one.virtual_seconds, one.curve[0][0])
+        moments = np.linspace(since, one.virtual_seconds, _MOMENTS)
+        drawn = smoothed(one, moments) if _many(one) else values_at(*steps_of(one), moments)
+        after.append(drawn)
+    low, high = float(np.min(after)), float(np.max(after))
+    if low == high:
         return None
-    low, high = min(after), max(after)
     margin = MARGIN * (high - low)
     return low - margin, high + margin
 
 
 def _inset(axes: Axes, one: Outcome) -> None:
     """Draw the examples of each learner by class, largest first; learners' groups as labels."""
-    inset = axes.inset_axes((_LEFT, _emptiest(axes), _WIDTH, _HEIGHT))
+    inset = axes.inset_axes(_INSET)
     learners = sorted(one.learners, key=lambda each: -sum(each["holdings"]))
     held = np.array([each["holdings"] for each in learners])
     places = np.arange(len(learners))
@@ -104,20 +157,5 @@ def _inset(axes: Axes, one: Outcome) -> None:
     for text, each in zip(inset.get_xticklabels(), learners, strict=True):
         text.set_color(GROUPS.get(each["group"], "black"))
     inset.tick_params(labelsize=5, length=1.5, pad=1)
-    inset.patch.set_alpha(0.8)
-
-
-def _emptiest(axes: Axes) -> float:
-    """Return how far up an inset hides least of the curves: at the bottom, if that is as good."""
-    axes.autoscale_view()
-    places = np.linspace(_LEFT, _LEFT + _WIDTH, _MOMENTS)
-    points = [axes.transLimits.transform(line.get_xydata()) for line in axes.lines]
-    heights = [
-        np.interp(places, line[:, 0], line[:, 1], right=np.nan) for line in points if len(line)
-    ]
-    below = np.concatenate([np.empty(0), *heights])
-
-    def hidden(low: float) -> int:
-        return int(np.sum((below >= low - _LABELS) & (below <= low + _HEIGHT)))
-
-    return min((0.06, 0.2, 0.35, 0.5, 0.62), key=hidden)
+    inset.spines[["top", "right"]].set_visible(False)
+    inset.set_title("examples by learner", fontsize=6, loc="left", pad=2)

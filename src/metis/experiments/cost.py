@@ -21,6 +21,7 @@ from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.pictures import LOOKS, new_figure, plain, write_figure
 from metis.experiments.study import Choice, Grid, Report, Study, chosen
 from metis.experiments.words import TITLES, made_with, markdown_table, score, write_page
+from metis.report.steps import together
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -166,6 +167,7 @@ def draw(found: Sequence[Outcome], path: Path) -> Path:
                 x, y = _mean_curve(runs, spent)
                 colour, style = LOOKS[policy]
                 (line,) = axes.plot(x, y, color=colour, linestyle=style, linewidth=1.3)
+                line.set_drawstyle("steps-post")
                 lines.setdefault(TITLES[policy], line)
                 best = max([best, *y])
         for axes, what in zip(panels, SPENT, strict=True):
@@ -179,15 +181,16 @@ def draw(found: Sequence[Outcome], path: Path) -> Path:
 
 
 def _mean_curve(runs: Sequence[Sequence[Spent]], what: str) -> tuple[list[float], list[float]]:
-    """Return what was spent and the scores it bought: the mean of runs, where all of them were."""
+    """Return what was spent and the scores it bought: the mean of runs, where all of them were.
+
+    More buys nothing until the next test, so runs are averaged as steps.
+    """
+    if not runs:
+        return [], []
     spent = [[SPENT[what](point) for point in points] for points in runs]
     scores = [[point.score for point in points] for points in runs]
-    if len(runs) < 2:
-        return (spent[0], scores[0]) if runs else ([], [])
-    first, last = max(x[0] for x in spent), min(x[-1] for x in spent)
-    at = np.geomspace(first, max(first, last), len(spent[0]))
-    each = [np.interp(at, x, y) for x, y in zip(spent, scores, strict=True)]
-    return at.tolist(), np.mean(each, axis=0).tolist()
+    at, each = together([(np.array(x), np.array(y)) for x, y in zip(spent, scores, strict=True)])
+    return at.tolist(), each.mean(axis=0).tolist()
 
 
 STUDY = Study(NAME, "what accuracy costs: time, bytes moved, samples trained", cells, report)

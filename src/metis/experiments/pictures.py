@@ -6,23 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metis.core.errors import RunError
-from metis.report.plots import COLOURS
+from metis.report.plots import COLOURS, LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Each policy of the paper has one colour in every figure; controls are dotted.
-LOOKS = {
-    "sync-fedavg": (COLOURS[0], "--"),
-    "sync-dvw": (COLOURS[5], "--"),
-    "async-fedavg": (COLOURS[0], "-"),
-    "fedasync": (COLOURS[3], "-"),
-    "async-dvw": (COLOURS[1], "-"),
-    "async-dvw-adaptive": (COLOURS[5], "-"),
-    "sync-uniform": (COLOURS[7], ":"),
-    "async-uniform": (COLOURS[4], ":"),
-}
+__all__ = ["GROUPS", "LOOKS", "new_figure", "plain", "write_figure"]
+
 GROUPS = {"fast": COLOURS[0], "slow": COLOURS[5]}
 
 

@@ -23,12 +23,12 @@ from metis.experiments.generated import NUM_OWNERS, generated_file
 from metis.experiments.outcome import Outcome, read_outcomes
 from metis.experiments.pictures import new_figure, plain, write_figure
 from metis.experiments.published import SSTC_ACCURACY
-from metis.experiments.sstc_kernels import look
+from metis.experiments.sstc_kernels import SHARES, gains, in_words, look
 from metis.experiments.study import Choice, Report, Study, chosen
 from metis.experiments.words import made_with, markdown_table, paired, score, write_page
+from metis.report.plots import COLOURS
 
 NAME, CLUSTER = "sstc", "writers"
-SHARES = (0.05, 0.125, 0.25, 0.4, 1.0)  # of kernels: the paper's Figure 3c
 DATA = {"mnist_by_writer": 539, "femnist": 3400}  # and its writers
 USUAL = "mnist_by_writer"
 TARGET = 0.95  # megabytes until this accuracy are told
@@ -170,12 +170,19 @@ def report(setting: Setting, choice: Choice) -> Report:
     parts.append(f"The paper's best on FEMNIST within 1,000 rounds of 50 learners: {published}.\n")
     ((most, _),) = alike.most_common(1)
     shown = [one for one in found if (one.scale, one.horizon) == most]
-    pictures.append(draw(curves_of(shown), setting.out / f"{NAME}.png"))
-    parts.append(f"![accuracy per round, per megabyte, by share of kernels]({NAME}.png)\n")
     dense = [one for one in shown if one.variant == "dense"]
+    rows, drawn = (
+        look(setting.out, _directory(setting.out, dense[0]), dense[0]) if dense else ([], [])
+    )
+    pictures.append(draw(curves_of(shown), gains(rows), setting.out / f"{NAME}.png"))
+    parts.append(f"![accuracy per round, per megabyte, by share of kernels]({NAME}.png)\n")
+    if rows:
+        parts.append(
+            "The upper axis of the right panel is the paper's: how many times shorter SSTC's maps "
+            "are than STC's indices, by equation 1, the mean of the two updates below.\n"
+        )
     if dense:
-        text, drawn = look(setting.out, _directory(setting.out, dense[0]), dense[0])
-        parts.append(text)
+        parts.append(in_words(rows, drawn))
         pictures += drawn
     parts.append(made_with(found))
     return write_page(setting.out, NAME, "\n".join(parts), pictures)
@@ -255,17 +262,22 @@ def _best(points: Sequence[Point]) -> float:
     return max(point.accuracy for point in points)
 
 
-def draw(curves: dict[str, list[list[Point]]], path: Path) -> Path:
-    """Draw the first seed; a band goes from the least to the most of all."""
+def draw(curves: dict[str, list[list[Point]]], gain: dict[float, float], path: Path) -> Path:
+    """Draw the first seed; a band goes from the least to the most of all.
+
+    `gain` of SSTC over STC by the share of kernels is the third panel's upper axis.
+    """
     figure = new_figure(15, 4.4)
     by_round, by_bytes, by_share = figure.subplots(1, 3)
-    for name in ("dense", "int8", "stc", "sstc-0.125", "stc-ef", "sstc-0.125-ef"):
+    names = ("dense", "int8", "stc", "sstc-0.125", "stc-ef", "sstc-0.125-ef")
+    for colour, name in zip(COLOURS, names, strict=False):
         if name in curves:
+            style = {"drawstyle": "steps-post", "color": colour, "label": name}
             points = curves[name][0][1:]
             scores = [point.accuracy for point in points]
-            by_bytes.plot([point.bytes_up / 1e6 for point in points], scores, label=name)
+            by_bytes.plot([point.bytes_up / 1e6 for point in points], scores, **style)
             rounds = [point.version for point in points]
-            (line,) = by_round.plot(rounds, scores, label=name)
+            by_round.plot(rounds, scores, **style)
             if len(curves[name]) > 1:
                 each = [[p.accuracy for p in seeds] for seeds in zip(*curves[name], strict=False)]
                 least, most = [min(scores) for scores in each], [max(scores) for scores in each]
@@ -273,7 +285,8 @@ def draw(curves: dict[str, list[list[Point]]], path: Path) -> Path:
                     rounds[: len(each) - 1],
                     least[1:],
                     most[1:],
-                    color=line.get_color(),
+                    step="post",
+                    color=colour,
                     alpha=0.15,
                     lw=0,
                 )
@@ -288,6 +301,12 @@ def draw(curves: dict[str, list[list[Point]]], path: Path) -> Path:
     if "stc" in curves:
         by_share.axhline(_best(curves["stc"][0]), color="grey", linestyle="--", label="STC")
     plain(by_share, "kernels kept (%)", "best accuracy")
+    drawn = [share for share in shares if share in gain]
+    if drawn:
+        upper = by_share.secondary_xaxis("top")
+        labels = [f"{gain[share]:.2f}" for share in drawn]
+        upper.set_xticks([100 * share for share in drawn], labels, fontsize=8, rotation=45)
+        upper.set_xlabel("SSTC/STC, convolutions (equation 1)")
     by_share.legend(fontsize=8, frameon=False)
     return write_figure(figure, path)
 

@@ -106,8 +106,9 @@ def _pictures(runs: Sequence[Run]) -> list[Picture]:
         (
             "staleness",
             plots.staleness,
-            "Effective staleness of the updates, in mini-batches: the further apart the groups"
-            " lie, the older are the models that slow learners build on (Figure 4).",
+            "Effective staleness of the updates when they were taken, in mini-batches: the further"
+            " apart the groups lie, the older are the models that slow learners build on (Figure 4"
+            " of the paper is of staleness at the trigger).",
         ),
     ]
     pictures = [_picture(file, caption, plot(runs)) for file, plot, caption in together]

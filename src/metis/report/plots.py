@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metis.core.errors import RunError
-from metis.core.recipes import POLICIES
 from metis.report.runs import Point, Run, Series, curve, mean, metric_name, series_of
+from metis.report.steps import Floats, together
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,10 +34,29 @@ COLOURS = (
     "#999933",
     "#555555",
 )
-_STYLES = ("-", "--", ":")
+_STYLES = ("-", "--", ":", "-.")
+#: Colour and line of each policy, in every figure of reports and experiments. The paper's six and
+#: their two controls have a colour each; rounds are dashed, controls dotted. The others take a
+#: colour once more, with another line.
+LOOKS = {
+    "sync-fedavg": ("#56B4E9", "--"),
+    "sync-dvw": ("#CC79A7", "--"),
+    "async-fedavg": ("#0072B2", "-"),
+    "fedasync": ("#009E73", "-"),
+    "async-dvw": ("#E69F00", "-"),
+    "async-dvw-adaptive": ("#D55E00", "-"),
+    "sync-uniform": ("#999933", ":"),
+    "async-uniform": ("#555555", ":"),
+    "semisync-fedavg": ("#56B4E9", "-."),
+    "semisync-dvw": ("#CC79A7", "-."),
+    "fedbuff": ("#009E73", "-."),
+    "fedprox": ("#0072B2", "-."),
+    "fedavgm": ("#999933", "-."),
+    "fedadam": ("#555555", "-."),
+}
 _GREY = "#777777"
 
-_GRID_POINTS = 400  # at which seeds are averaged: more than a picture has pixels to tell apart
+_FEW_POINTS = 20  # that are marked, since steps alone do not show well where tests were
 _FAR_APART = 20  # times: curves whose ends are further apart need a logarithmic axis
 _MAX_NAMES = 40  # rows of the holdings that still get a name
 _MAX_EPOCHS = 120  # of a learner's validation cycles
@@ -64,11 +83,11 @@ def _plain(axes: Axes, x: str, y: str, grid: str = "both") -> None:
 def _looks(series: Sequence[Series]) -> list[tuple[str, str]]:
     """Return a colour and a line style for each series.
 
-    They follow from the place of its policy among all known ones; a second series of the same
-    policy, or of an unknown one, takes the first look that is still free.
+    A policy has its own; a second series of the same policy, or of an unknown one, takes the first
+    look that is still free.
     """
     every = [(colour, style) for style in _STYLES for colour in COLOURS]
-    own = dict(zip(POLICIES, every, strict=False))
+    own = dict(LOOKS)
     free = [look for look in every if look not in {own.get(one.policy) for one in series}]
     looks: list[tuple[str, str]] = []
     for one in series:
@@ -95,7 +114,10 @@ def accuracy_over_megabytes(runs: Sequence[Run]) -> Figure:
 
 
 def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label: str) -> Figure:
-    """Draw each series' mean, and the range of its seeds as a band; R2 where that is measured."""
+    """Draw each series' mean, and the range of its seeds as a band; R2 where that is measured.
+
+    A score holds from its test to the next, so lines are steps and seeds are averaged as steps.
+    """
     series = series_of(runs)
     figure = _figure(8, 4.4)
     axes = figure.add_subplot()
@@ -107,12 +129,21 @@ def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label
         ends += [where(c[-1]) for c in curves if where(c[-1]) > 0]
         lines = [(np.array([where(p) for p in c]), np.array([p.score for p in c])) for c in curves]
         x, low, middle, high = _averaged(lines)
-        marker = "o" if x[0] == x[-1] else None  # a line of no length would not be seen
+        few = len(x) <= _FEW_POINTS
         axes.plot(
-            x, middle, color=colour, linestyle=style, label=one.label, linewidth=1.7, marker=marker
+            x,
+            middle,
+            drawstyle="steps-post",
+            color=colour,
+            linestyle=style,
+            label=one.label,
+            linewidth=1.7,
+            marker="o" if few else None,
+            markersize=4,
+            markevery=list(range(max(len(x) - 1, 1))) if few else None,  # the end is no test
         )
         if len(lines) > 1:
-            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(x, low, high, step="post", color=colour, alpha=0.18, linewidth=0)
     _plain(axes, x_label, f"test {metric_name(runs)}")
     if ends and max(ends) > _FAR_APART * min(ends):  # as compressed and other updates are
         axes.set_xscale("log")
@@ -125,14 +156,13 @@ def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label
     return figure
 
 
-def _averaged(lines: Sequence[tuple[Any, Any]]) -> tuple[Any, Any, Any, Any]:
+def _averaged(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats, Floats]:
     """Return x, lowest, mean and highest of several curves, where all of them are known."""
     if len(lines) == 1:
         x, y = lines[0]
         return x, y, y, y
-    x = np.linspace(max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines), num=_GRID_POINTS)
-    y = np.stack([np.interp(x, *line) for line in lines])
-    return x, y.min(axis=0), y.mean(axis=0), y.max(axis=0)
+    x, each = together(lines)
+    return x, each.min(axis=0), each.mean(axis=0), each.max(axis=0)
 
 
 def _legend_beside(figure: Figure, axes: Axes, title: str | None = None) -> None:
@@ -336,7 +366,7 @@ def staleness(runs: Sequence[Run]) -> Figure | None:
     """Draw how stale updates were when they were taken, a panel for each policy.
 
     Effective staleness in mini-batches (`steps_behind`). The paper's figure shows the first 20
-    validation cycles of each learner; this one shows every update.
+    validation cycles of each learner, at their trigger; this one shows every update.
     """
     panels = [(one, _staleness(one)) for one in series_of(runs)]
     panels = [(one, groups) for one, groups in panels if groups]
