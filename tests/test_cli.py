@@ -319,6 +319,10 @@ def test_a_run_is_verified_by_its_replay(metis: Metis, finished: tuple[Path, Out
     assert (found["versions"], found["digest"]) == (2, last["digest"])
     assert told.code == 0
     assert "verified 2 versions" in told.out
+    assert "taken as reported: " in told.out
+    assert found["taken_as_reported"]["steps"] == ["loss"]
+    assert found["records"]["version"] == 2
+    assert "summary.json" in found["files"]
 
 
 def test_a_finished_run_is_neither_resumed_nor_written_over(

@@ -35,6 +35,7 @@ MAY_KNOW = {
         "runtime.files",
         "runtime.journal",
         "runtime.post",
+        "runtime.records",
     },
     "transport": {"core", "live", "store"},
     "deploy": {
@@ -105,6 +106,7 @@ EXCEPTIONS = {
     ("data/picture.py", "rich"),
     ("data/picture.py", "matplotlib"),
     ("runtime/session.py", "metis.report.summary"),
+    ("runtime/replay.py", "metis.report.summary"),
     ("live/metrics.py", "prometheus_client"),
     ("deploy/equip.py", "torch"),  # a site's own model is a module
     ("deploy/first.py", "torch"),

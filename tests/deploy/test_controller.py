@@ -18,6 +18,7 @@ from metis.deploy.controller import Front, run_controller
 from metis.deploy.found import found
 from metis.live.line import PROTOCOL, Hello
 from metis.live.service import Service
+from metis.runtime.records import AuditRecord
 from metis.store.weights import save_first
 from tests.command import Metis
 
@@ -86,7 +87,9 @@ def test_the_number_of_a_revocation_list_outlives_a_kill_without_a_checkpoint(
     founded: Callable[[], Service],
 ) -> None:
     killed = founded()
-    killed.note("audit", what="revocation list taken", who="controller", reason="", crl_number=7)
+    killed.note(
+        AuditRecord(what="revocation list taken", who="controller", reason="", crl_number=7)
+    )
     killed.journal.close()
 
     again = founded()

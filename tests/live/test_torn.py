@@ -21,10 +21,10 @@ from metis.core.errors import JournalError, RunError
 from metis.core.types import LearnerId, Profile, frozen
 from metis.deploy.found import found
 from metis.live.agree import agreed, digest_of
-from metis.live.desk import EVENTS
 from metis.live.host import Clockwork
 from metis.live.line import PROTOCOL, Delivery, Farewell, Hello, Receipt, TrainOrder
 from metis.live.service import Service
+from metis.runtime.journal import EVENTS
 from metis.runtime.post import packet_digest
 from metis.runtime.replay import replay
 from metis.store.claim import claimed

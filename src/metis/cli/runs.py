@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from metis.cli.common import (
 )
 from metis.config import Config
 from metis.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from metis.runtime.replay import Replayed
 
 commands = typer.Typer()
 
@@ -155,19 +158,44 @@ def report(
 def replay(
     directory: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False
 ) -> None:
-    """Recompute every community model from the journal and verify its digest."""
+    """Recompute all that follows in a run's journal, its models included, and compare it."""
     from metis.runtime.replay import replay as replay_run
 
     with console.status("replaying") as status:
         found = replay_run(directory, lambda version: status.update(f"version {version} verified"))
     if as_json:
-        values = {"events": found.num_events, "versions": found.num_versions}
-        console.print_json(json.dumps({**values, "digest": found.last_digest}))
+        console.print_json(json.dumps(_as_values(found)))
     else:
-        console.print(
-            f"[green]verified[/] {found.num_versions} versions from {found.num_events} events; "
-            f"the last is {found.last_digest[:16]}..."
-        )
+        for line in _in_words(found):
+            console.print(line)
+
+
+def _as_values(found: Replayed) -> dict[str, Any]:
+    return {
+        "events": found.num_events,
+        "versions": found.num_versions,
+        "digest": found.last_digest,
+        "records": dict(found.records),
+        "files": list(found.files),
+        "taken_as_reported": dict(found.reported),
+        "unwritten": found.unwritten,
+    }
+
+
+def _in_words(found: Replayed) -> list[str]:
+    kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.records.items())
+    reported = [f"{kind}: {', '.join(names)}" for kind, names in found.reported.items()]
+    lines = [
+        f"[green]verified[/] {found.num_versions} versions from {found.num_events} events; "
+        f"the last is {found.last_digest[:16]}...",
+        f"all that follows in {sum(found.records.values()):,} records: {kinds}",
+        f"taken as reported: {'; '.join(reported)}",
+    ]
+    if found.files:
+        lines.insert(2, f"and {', '.join(found.files)}")
+    if found.unwritten:
+        lines.append(f"the journal ends before {found.unwritten}: this run is not at its end")
+    return lines
 
 
 def _watch(

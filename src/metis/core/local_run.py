@@ -33,6 +33,34 @@ class Trigger(Protocol):
     def __call__(self, progress: Progress) -> bool: ...
 
 
+def steps_of_epoch(num_examples: int, batch_size: int, last_batch: str) -> int:
+    """Return the number of mini-batches in an epoch over so many examples.
+
+    Without a full one the last is never dropped: see `train.last_batch`.
+    """
+    num_full, rest = divmod(num_examples, batch_size)
+    is_left_out = last_batch == "drop" and num_full > 0
+    return num_full if rest == 0 or is_left_out else num_full + 1
+
+
+def places_of_epoch(num_examples: int, batch_size: int, last_batch: str, no_single: bool) -> int:
+    """Return how many examples the mini-batches of an epoch hold together.
+
+    `no_single`: a mini-batch of one example is made one of two, as batch-norm needs it.
+    """
+    if num_examples >= batch_size and last_batch != "short":
+        return steps_of_epoch(num_examples, batch_size, last_batch) * batch_size
+    is_single = no_single and batch_size > 1 and num_examples % batch_size == 1
+    return num_examples + is_single
+
+
+def samples_of_epoch(num_examples: int, batch_size: int, last_batch: str, no_single: bool) -> int:
+    """Return how many examples an epoch counts as trained on, filled places included."""
+    if last_batch == "short":
+        return num_examples
+    return places_of_epoch(num_examples, batch_size, last_batch, no_single)
+
+
 @dataclass(slots=True)
 class LocalRun:
     """A task under way. Both shells drive it: `next_steps`, train that many, `after_steps`.

@@ -16,6 +16,7 @@ from metis.core.errors import ConfigError
 from metis.deploy.allocator import keep_freed_memory
 from metis.live.host import Clockwork, conclude
 from metis.live.service import Service
+from metis.runtime.records import AuditRecord
 from metis.security.credentials import Credentials, CrlChange
 from metis.transport.gate import Gate, Identify, Limits, by_certificate, by_name
 from metis.transport.rpc import Opening, serve, server_credentials
@@ -112,7 +113,9 @@ def _security(
         what = "revocation list taken" if change.taken else "revocation list refused"
         number = ledger.crl_number = max(ledger.crl_number, change.number or 0)
         # With the number: a restart takes it from here, if no checkpoint was made since.
-        service.note("audit", what=what, who="controller", reason=change.message, crl_number=number)
+        service.note(
+            AuditRecord(what=what, who="controller", reason=change.message, crl_number=number)
+        )
 
     credentials = _credentials(front.certs, ledger.crl_number, changed)
     number = credentials.crl_number or 0

@@ -12,9 +12,10 @@ from metis.live.agree import agreed, differences, digest_of
 from metis.live.desk import Terms
 from metis.live.host import begin_or_go_on
 from metis.live.service import Service
-from metis.runtime.compose import controller_of, recipe_of, with_metric
+from metis.runtime.compose import controller_of, known_of, with_metric
 from metis.runtime.files import CONFIG, INITIAL
 from metis.runtime.journal import Listener, Record
+from metis.runtime.records import RunRecord, as_fields
 from metis.store.atomic import write_bytes
 from metis.store.weights import read_first, save_first
 
@@ -79,20 +80,11 @@ def _first_model(config: Config, initial: Path | None) -> tuple[Vector, Layout, 
 
 
 def _header(config: Config, weights: Vector, layout: Layout, num_classes: int) -> Record:
-    return {
-        "policy": config.policy,
-        "live": True,
-        "dataset": "the learners' own data",
-        "partition": "as it is",
-        "seed": config.seed,
-        "num_classes": num_classes,
-        "test_metric": "accuracy" if num_classes else "r2",
-        "parameters": layout.size,
-        "layout": layout.digest,
-        "tensors": layout.as_rows(),
-        "initial": digest(weights),
-        "upload": config.upload.in_words(),
-        "download": config.download.in_words(),
-        "judged": recipe_of(config).weighting.judged_by != "nobody",
-        "learners": [],
-    }
+    header = RunRecord(
+        **known_of(config, layout, num_classes, digest(weights)),
+        live=True,
+        dataset="the learners' own data",
+        partition="as it is",
+        learners=[],
+    )
+    return as_fields(header)

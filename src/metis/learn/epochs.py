@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metis.core.errors import DataError
+from metis.core.local_run import places_of_epoch, samples_of_epoch, steps_of_epoch
 from metis.core.types import LearnerId
 from metis.learn.prepare import Preparation
 
@@ -103,14 +104,13 @@ class Epochs:
 
     def num_steps(self, learner: LearnerId) -> int:
         """Return the number of mini-batches in one of the learner's epochs."""
-        num_full, rest = divmod(len(self._shares[learner].train), self._batch_size)
-        is_left_out = self._last_batch == "drop" and num_full > 0
-        return num_full if rest == 0 or is_left_out else num_full + 1
+        num_examples = len(self._shares[learner].train)
+        return steps_of_epoch(num_examples, self._batch_size, self._last_batch)
 
     def num_samples(self, learner: LearnerId) -> int:
         """Return how many examples an epoch of the learner trains on, filled places included."""
-        short = self._last_batch == "short"
-        return len(self._shares[learner].train) if short else self._places(learner)
+        num_examples = len(self._shares[learner].train)
+        return samples_of_epoch(num_examples, self._batch_size, self._last_batch, self._no_single)
 
     def last_batch(self, learner: LearnerId) -> int:
         """Return the number of examples in the last mini-batch of the learner's epochs."""
@@ -118,11 +118,8 @@ class Epochs:
 
     def _places(self, learner: LearnerId) -> int:
         """Return how many examples the mini-batches of one epoch hold together."""
-        num_examples, size = len(self._shares[learner].train), self._batch_size
-        if num_examples >= size and self._last_batch != "short":
-            return self.num_steps(learner) * size
-        is_single = self._no_single and size > 1 and num_examples % size == 1
-        return num_examples + is_single
+        num_examples = len(self._shares[learner].train)
+        return places_of_epoch(num_examples, self._batch_size, self._last_batch, self._no_single)
 
     def stretches(
         self, learner: LearnerId, ordinal: int, first: int, num_steps: int

@@ -47,6 +47,7 @@ from metis.live.line import (
 )
 from metis.live.shelf import Shelf
 from metis.runtime.journal import (
+    EVENTS,
     Journal,
     Record,
     evaluate_record,
@@ -57,11 +58,8 @@ from metis.runtime.journal import (
     version_record,
 )
 from metis.runtime.post import Post
+from metis.runtime.records import ArriveRecord, AuditRecord, EndRecord, StartRecord
 from metis.store.packets import Packets
-
-#: The records that are events. All that follow one, up to the next or to an audit line, follow
-#: from it.
-EVENTS = {"join", "leave", "arrive", "fail", "score", "task-expired", "evaluation-expired"}
 
 #: Records that stand for themselves: what was done to the service, and who was turned away.
 NOTES = {"start", "audit"}
@@ -71,9 +69,9 @@ _MOST_ORDERS = 10_000  # that wait for one learner
 _SESSIONS = 16  # of a name that are remembered
 _DELIVERIES_AT_ONCE = 2  # of one learner
 
-#: A record that is yet to be written: its kind, and what makes its fields. The digest of a version
-#: takes a while, and nobody needs to wait for it.
-Written: TypeAlias = tuple[str, Callable[[], Record]]
+#: What makes a record that is yet to be written. The digest of a version takes a while, and nobody
+#: needs to wait for it.
+Written: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +203,7 @@ class Desk:
         if self.ledger.over is not None:
             return []
         with self.or_broken():
-            kind, fields = event_record(event)
-            self.journal.write(kind, self.now(), **fields, **more)
+            self.journal.put(self.now(), event_record(event, **more))
             commands = self.ledger.controller.handle(event)
             if commands or isinstance(event, Arrived | Left):
                 self.journal.sync()  # before anybody can know of it
@@ -248,18 +245,18 @@ class Desk:
         """Send everybody home. If it is not over, they are to come back."""
         if over and self.ledger.over is None:
             with self.or_broken():
-                self.journal.write("end", self.now(), reason=reason)
+                self.journal.put(self.now(), EndRecord(reason=reason))
                 self.journal.sync()
             self.ledger.over = reason
         for site in self.sites.values():
             site.orders.put(Farewell(reason, over))
 
-    def note(self, kind: str, **fields: object) -> None:
+    def note(self, record: StartRecord | AuditRecord) -> None:
         """Write down what is no event of the federation; it is on disk when this returns."""
         if self.broken is not None:
             raise self.broken
         with self.or_broken():
-            self.journal.write(kind, self.now(), **fields)
+            self.journal.put(self.now(), record)
             self.journal.sync()
 
     def _told_again(self, record: Record) -> list[Command]:
@@ -293,13 +290,13 @@ class Desk:
         if limit is not None and self.ledger.controller.current.version >= limit:
             self.end("versions", over=True)
 
-    def _stored(self, record: Record) -> Model:
+    def _stored(self, record: ArriveRecord) -> Model:
         controller = self.ledger.controller
-        task = controller.tasks.get(record["task"])
+        task = controller.tasks.get(record.task)
         base = controller.current.weights if task is None else task.start.weights
-        packet = self.shelf.update(record["task"])
-        if checksum_of(packet) != record["checksum"]:
-            raise JournalError(f"task-{record['task']}.packet is not the one that was acknowledged")
+        packet = self.shelf.update(record.task)
+        if checksum_of(packet) != record.checksum:
+            raise JournalError(f"task-{record.task}.packet is not the one that was acknowledged")
         return self.terms.upload.decode(packet, base)
 
     def _obey(self, commands: Iterable[Command], quiet: bool = False) -> None:
@@ -318,10 +315,10 @@ class Desk:
                 case Refuse(learner, number, reason):
                     self._settled(number)
                     self.order(learner, Refusal(number, reason))
-                    writing.append(("refuse", partial(refuse_record, command)))
+                    writing.append(partial(refuse_record, command))
         if not quiet:
-            for kind, record in writing:
-                self.journal.write(kind, self.now(), **record())
+            for record in writing:
+                self.journal.put(self.now(), record())
 
     def _publish(self, command: Publish) -> Written:
         community = self.ledger.controller.community
@@ -334,7 +331,7 @@ class Desk:
             self._settled(fold.task)
             self.ledger.folded[fold.learner] = self.ledger.folded.get(fold.learner, 0) + 1
         self._offer()
-        return "version", partial(version_record, command, packet)
+        return partial(version_record, command, packet)
 
     def _settled(self, task: int) -> None:
         if self.ledger.arrived.pop(task, None) is not None:
@@ -364,7 +361,7 @@ class Desk:
                 items,
             ),
         )
-        return "task", partial(task_record, task, route.num_bytes)
+        return partial(task_record, task, route.num_bytes)
 
     def _ask(self, command: Evaluate) -> Written:
         packet_bytes = self.ledger.arrived[command.task]
@@ -377,7 +374,7 @@ class Desk:
         number = command.evaluation
         self.deadlines.setdefault(number, self._watch(self._deadline_seconds()))
         self.order(command.judge, EvaluateOrder(number, command.task, command.base_version, items))
-        return "evaluate", partial(evaluate_record, command, route.num_bytes)
+        return partial(evaluate_record, command, route.num_bytes)
 
     def _deadline_seconds(self) -> float:
         """A judge that died must not hold up a round for longer than a trainer that did."""

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, MetisError, RunError
-from metis.live.desk import EVENTS, NOTES, Terms
+from metis.live.desk import NOTES, Terms
 from metis.live.ledger import Ledger, Settled
 from metis.live.service import Service
 from metis.runtime.checkpoint import CLASSES
 from metis.runtime.files import CHECKPOINT, FINAL, JOURNAL, UPDATES
-from metis.runtime.journal import Journal, Listener, Record, read_journal
+from metis.runtime.journal import EVENTS, Journal, Listener, Record, read_journal
+from metis.runtime.records import StartRecord
 from metis.store.atomic import sync_directory
 from metis.store.pack import read_packed, write_packed
 from metis.store.packets import OnDisk
@@ -75,8 +76,7 @@ def begin_or_go_on(
         journal.close()
         raise
     now = service.ledger.controller
-    service.note(
-        "start",
+    note = StartRecord(
         recovered_events=num_events,
         version=now.current.version,
         members=sorted(now.members),
@@ -88,6 +88,7 @@ def begin_or_go_on(
         wall_recovery_seconds=round(time.perf_counter() - began, 3),
         wall_time=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    service.note(note)
     return service
 
 

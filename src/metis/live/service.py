@@ -50,6 +50,7 @@ from metis.live.line import (
 from metis.live.overview import Overview, overview_of
 from metis.runtime.journal import Journal, Record
 from metis.runtime.post import packet_digest
+from metis.runtime.records import AuditRecord, StartRecord
 from metis.store.packets import Held, Packets, Piece
 
 _NOT_OPEN = "no such task is open for this learner"
@@ -291,12 +292,12 @@ class Service:
 
     def audit(self, what: str, who: str, reason: str) -> None:
         """Note for good that somebody was turned away, or what else a keeper may be asked about."""
-        self.note("audit", what=what, who=who, reason=reason[:500])
+        self.note(AuditRecord(what=what, who=who, reason=reason[:500]))
 
-    def note(self, kind: str, **fields: object) -> None:
+    def note(self, record: StartRecord | AuditRecord) -> None:
         """Write down what is no event of the federation; it is on disk when this returns."""
         with self._turn:
-            self._desk.note(kind, **fields)
+            self._desk.note(record)
 
     def recover(self, records: Iterable[Record]) -> int:
         """Take up what a journal tells after the ledger was saved; return how many events."""

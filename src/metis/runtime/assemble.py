@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metis import paper, zoo
-from metis.codecs.choose import codec_of
-from metis.codecs.dense import Dense
 from metis.config import PASSED, Config, Group
 from metis.core.community import Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError, DataError, ModelError
 from metis.core.local_run import Learners, Trigger
 from metis.core.recipes import Recipe
-from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
 from metis.core.types import Layout, LearnerId, Snapshot, digest
 from metis.data.dataset import Dataset
 from metis.data.mistakes import with_wrong_labels
@@ -32,10 +29,18 @@ from metis.learn.flat import as_module, load_into
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
-from metis.runtime.compose import controller_of, recipe_of, with_metric
-from metis.runtime.costs import Costs
+from metis.runtime.compose import (
+    controller_of,
+    known_of,
+    learner_groups,
+    plan_of,
+    recipe_of,
+    trigger_of,
+    with_metric,
+)
 from metis.runtime.journal import Record
 from metis.runtime.plugin import absolute, call
+from metis.runtime.records import LearnerRow, RunRecord, as_fields
 from metis.runtime.simulate import Plan
 
 if TYPE_CHECKING:
@@ -87,7 +92,7 @@ class Parts:
 
     def trigger(self, learner: LearnerId) -> Trigger:
         """Return what decides when a learner offers its model."""
-        return _trigger(self.config, self.recipe, self.config.groups[self.groups[learner]])
+        return trigger_of(self.config, self.recipe, self.config.groups[self.groups[learner]])
 
 
 def lay_out(
@@ -133,7 +138,7 @@ def assemble(
     is the dataset that the config names, if it is at hand; `shared` are trainers of other runs.
     """
     parts = lay_out(config, model, data, loaded)
-    config, chosen, dataset = parts.config, parts.recipe, parts.dataset
+    config, _chosen, dataset = parts.config, parts.recipe, parts.dataset
     shares, groups, division = parts.shares, parts.groups, parts.division
     names = list(shares)
     module = parts.module() if model is None else _given(model, config)
@@ -147,55 +152,32 @@ def assemble(
     config = replace(config, engine=choice.engine, threads=choice.threads)
     profiles = {profile.learner: profile for profile in bench.profiles()}
     controller = controller_of(config, first, layout, dataset.num_classes)
-    assert config.train.batch_size is not None
-    plan = Plan(
-        profiles=profiles,
-        costs={name: _costs(config.groups[group]) for name, group in groups.items()},
-        triggers={name: parts.trigger(name) for name in names},
-        validation_examples={name: len(share.validation) for name, share in shares.items()},
-        batch_size=config.train.batch_size,
-        epoch_samples={name: bench.epochs.num_samples(name) for name in names},
-        upload=codec_of(config.upload, layout),
-        snapshot_bytes=Dense(layout).num_bytes,
-        test_every=_or(config.horizon.test_every, 1 if chosen.pacing.rounds else config.learners),
-        max_versions=config.horizon.versions,
-        max_seconds=config.horizon.seconds,
-        lease_seconds=config.train.lease_seconds,
-        deadline_seconds=config.validation.deadline_seconds,
-        incidents=config.incidents,
-    )
+    validation = {name: len(share.validation) for name, share in shares.items()}
+    samples = {name: bench.epochs.num_samples(name) for name in names}
+    plan = plan_of(config, profiles, validation, samples, layout)
     held = holdings(dataset.y_train, division, dataset.num_classes)
-    header: Record = {
-        "policy": config.policy,
-        "dataset": dataset.name,
-        "data": dataset.digest,
-        "partition": division.note,
-        "seed": config.seed,
-        "num_classes": dataset.num_classes,
-        "test_metric": "accuracy" if dataset.num_classes else "r2",
-        "parameters": layout.size,
-        "layout": layout.digest,
-        "tensors": layout.as_rows(),
-        "initial": digest(first.weights),
-        "upload": config.upload.in_words(),
-        "download": config.download.in_words(),
-        "engine": choice.engine,
-        "engine_note": choice.note,
-        "batch_note": batch_note(bench),
-        "unplaced": division.unplaced,
-        "judged": chosen.weighting.judged_by != "nobody",
-        "learners": [
-            {
-                "learner": name,
-                "group": groups[name],
-                "examples": len(shares[name].train),
-                "validation_examples": len(shares[name].validation),
-                "holdings": row.tolist() if dataset.num_classes else [],
-            }
+    header = RunRecord(
+        **known_of(config, layout, dataset.num_classes, digest(first.weights)),
+        dataset=dataset.name,
+        data=dataset.digest,
+        partition=division.note,
+        engine=choice.engine,
+        engine_note=choice.note,
+        batch_note=batch_note(bench),
+        unplaced=division.unplaced,
+        learners=[
+            LearnerRow(
+                learner=name,
+                group=groups[name],
+                examples=len(shares[name].train),
+                validation_examples=len(shares[name].validation),
+                holdings=row.tolist() if dataset.num_classes else [],
+            )
             for name, row in zip(names, held, strict=True)
         ],
-    }
-    return Federation(config, plan, controller, start(bench, choice, shared), layout, header)
+    )
+    learners = start(bench, choice, shared)
+    return Federation(config, plan, controller, learners, layout, as_fields(header))
 
 
 def batch_note(bench: Workbench) -> str | None:
@@ -309,11 +291,6 @@ def labelled(config: Config, dataset: Dataset, division: Partition) -> Dataset:
     return with_wrong_labels(dataset, division.indices, shares, asked.mistake, config.seed)
 
 
-def learner_groups(config: Config) -> list[str]:
-    """Return the group of each learner: all of the first group, then all of the next."""
-    return [name for name, size in config.group_sizes().items() for _ in range(size)]
-
-
 def _resolve_group(
     config: Config, dataset: Dataset, batch_size: int, name: str, num_learners: int
 ) -> Group:
@@ -393,28 +370,6 @@ def _training(config: Config, chosen: Recipe) -> Training:
         clip_norm=train.clip_norm,
         device=config.device,
         precision=config.precision,
-    )
-
-
-def _costs(group: Group) -> Costs:
-    return Costs(
-        seconds_per_step=group.seconds_per_step or 0.0,
-        seconds_per_evaluated_example=group.seconds_per_evaluated_example or 0.0,
-        request_overhead_seconds=group.request_overhead_seconds or 0.0,
-        latency_seconds=group.latency_seconds,
-        bandwidth_bytes_per_second=group.bandwidth_bytes_per_second,
-    )
-
-
-def _trigger(config: Config, chosen: Recipe, group: Group) -> Trigger:
-    if not chosen.adaptive:
-        return AfterEpochs(config.train.epochs)
-    return AnyOf(
-        (
-            ValidationCycle(group.vc_loss or 0.0, group.vc_tomb or 0, config.train.burn_in_epochs),
-            WhenStale(),
-            AfterEpochs(config.train.max_epochs),
-        )
     )
 
 

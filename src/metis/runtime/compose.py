@@ -1,18 +1,26 @@
-"""A controller from a config. Needs no torch: a server and a replay build theirs here too."""
+"""A controller, and the plan of a simulation, from a config. Needs no torch: a server and a replay
+build theirs here too."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from metis.codecs.choose import codec_of
-from metis.config import Config, late_learners
+from metis.codecs.dense import Dense
+from metis.config import Config, Group, late_learners
 from metis.core.codec import Published
 from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
+from metis.core.local_run import Trigger
 from metis.core.recipes import Recipe, Settings, recipe
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
-from metis.core.types import Layout, Snapshot
+from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
+from metis.core.types import Layout, LearnerId, Profile, Snapshot
+from metis.runtime.costs import Costs
+from metis.runtime.records import Record
+from metis.runtime.simulate import Plan
 
 
 def recipe_of(config: Config) -> Recipe:
@@ -75,3 +83,85 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
         min_learners=config.recipe.min_learners or max(1, config.learners - len(late)),
         num_classes=num_classes,
     )
+
+
+def learner_groups(config: Config) -> list[str]:
+    """Return the group of each learner: all of the first group, then all of the next."""
+    return [name for name, size in config.group_sizes().items() for _ in range(size)]
+
+
+def costs_of(group: Group) -> Costs:
+    """Return what things cost in virtual time for a device class of a resolved config."""
+    return Costs(
+        seconds_per_step=group.seconds_per_step or 0.0,
+        seconds_per_evaluated_example=group.seconds_per_evaluated_example or 0.0,
+        request_overhead_seconds=group.request_overhead_seconds or 0.0,
+        latency_seconds=group.latency_seconds,
+        bandwidth_bytes_per_second=group.bandwidth_bytes_per_second,
+    )
+
+
+def trigger_of(config: Config, chosen: Recipe, group: Group) -> Trigger:
+    """Return what decides when a learner of a device class offers its model."""
+    if not chosen.adaptive:
+        return AfterEpochs(config.train.epochs)
+    return AnyOf(
+        (
+            ValidationCycle(group.vc_loss or 0.0, group.vc_tomb or 0, config.train.burn_in_epochs),
+            WhenStale(),
+            AfterEpochs(config.train.max_epochs),
+        )
+    )
+
+
+def plan_of(
+    config: Config,
+    profiles: Mapping[LearnerId, Profile],
+    validation_examples: Mapping[LearnerId, int],
+    epoch_samples: Mapping[LearnerId, int],
+    layout: Layout,
+) -> Plan:
+    """Return what a simulation of a resolved config goes by.
+
+    What the data decides is passed in: a replay has it from the journal's first record.
+    """
+    chosen = recipe_of(config)
+    groups = {name: config.groups[profile.group] for name, profile in profiles.items()}
+    test_every = config.horizon.test_every
+    assert config.train.batch_size is not None
+    return Plan(
+        profiles=profiles,
+        costs={name: costs_of(group) for name, group in groups.items()},
+        triggers={name: trigger_of(config, chosen, group) for name, group in groups.items()},
+        validation_examples=validation_examples,
+        batch_size=config.train.batch_size,
+        epoch_samples=epoch_samples,
+        upload=codec_of(config.upload, layout),
+        snapshot_bytes=Dense(layout).num_bytes,
+        test_every=test_every or (1 if chosen.pacing.rounds else config.learners),
+        max_versions=config.horizon.versions,
+        max_seconds=config.horizon.seconds,
+        lease_seconds=config.train.lease_seconds,
+        deadline_seconds=config.validation.deadline_seconds,
+        incidents=config.incidents,
+    )
+
+
+def known_of(config: Config, layout: Layout, num_classes: int, initial: str) -> Record:
+    """Return those fields of a journal's first record that follow from the config and the model.
+
+    `initial` is the digest of version 0.
+    """
+    return {
+        "policy": config.policy,
+        "seed": config.seed,
+        "num_classes": num_classes,
+        "test_metric": "accuracy" if num_classes else "r2",
+        "parameters": layout.size,
+        "layout": layout.digest,
+        "tensors": layout.as_rows(),
+        "initial": initial,
+        "upload": config.upload.in_words(),
+        "download": config.download.in_words(),
+        "judged": recipe_of(config).weighting.judged_by != "nobody",
+    }

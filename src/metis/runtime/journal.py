@@ -1,7 +1,8 @@
 """The only record of a run: one JSON object a line. Tables, plots and views read nothing else.
 
 Fields that depend on the real clock are top-level and have `wall` in their name; all others are
-the same in every run of one config and seed. docs/journal.md lists the kinds of record.
+the same in every run of one config and seed. `runtime.records` declares the kinds of record, and
+docs/journal.md describes them.
 """
 
 from __future__ import annotations
@@ -42,9 +43,29 @@ from metis.core.types import (
     Update,
     digest,
 )
+from metis.runtime.records import (
+    ArriveRecord,
+    EvaluateRecord,
+    EvaluationExpiredRecord,
+    FailRecord,
+    FoldRow,
+    JoinRecord,
+    LeaveRecord,
+    RefuseRecord,
+    ScoreRecord,
+    TaskExpiredRecord,
+    TaskRecord,
+    VersionRecord,
+    as_fields,
+    kind_of,
+    read,
+)
+from metis.runtime.records import Record as Record
 
-Record: TypeAlias = dict[str, Any]
 Listener: TypeAlias = Callable[[Record], None]
+
+#: The records that are events: all that the controller is told.
+EVENTS = {"join", "leave", "arrive", "fail", "score", "task-expired", "evaluation-expired"}
 
 _FLUSH_SECONDS = 1.0
 _AS_JSON = json.JSONEncoder(separators=(",", ":")).encode
@@ -73,6 +94,10 @@ class Journal:
     @property
     def wall_seconds(self) -> float:
         return time.monotonic() - self._started
+
+    def put(self, at: float, record: object) -> None:
+        """Append one of the records that `runtime.records` declares."""
+        self.write(kind_of(record), at, **as_fields(record))
 
     def write(self, kind: str, at: float, **fields: Any) -> None:
         wall = round(self.wall_seconds, 3)
@@ -161,138 +186,142 @@ def read_journal(path: Path, start: int = 0) -> Iterator[Record]:
 # ---- events as records ------------------------------------------------------------------------
 
 
-def event_record(event: Event) -> tuple[str, Record]:
-    """Return the kind and the fields of an event's record; `record_event` is its inverse."""
+def event_record(event: Event, **more: Any) -> Any:
+    """Return an event as a record; `more` are those of its fields that are not the event's own.
+
+    `record_event` is its inverse.
+    """
     match event:
         case Joined(p):
-            return "join", {
-                "learner": p.learner,
-                "num_examples": p.num_examples,
-                "steps_per_epoch": p.steps_per_epoch,
-                "group": p.group,
-            }
+            return JoinRecord(
+                learner=p.learner,
+                num_examples=p.num_examples,
+                steps_per_epoch=p.steps_per_epoch,
+                group=p.group,
+                **more,
+            )
         case Left(learner, withdraw):
-            return "leave", {"learner": learner, "withdraw": withdraw}
+            return LeaveRecord(learner=learner, withdraw=withdraw, **more)
         case Arrived(u):
-            return "arrive", {
-                "learner": u.learner,
-                "task": u.task,
-                "base_version": u.base_version,
-                "num_examples": u.num_examples,
-                "num_steps": u.num_steps,
-                "seconds": u.seconds,
-                "counts": counts_record(u.counts),
-            }
+            return ArriveRecord(
+                learner=u.learner,
+                task=u.task,
+                base_version=u.base_version,
+                num_examples=u.num_examples,
+                num_steps=u.num_steps,
+                seconds=u.seconds,
+                counts=counts_record(u.counts),
+                **more,
+            )
         case Failed(learner, task, reason):
-            return "fail", {"learner": learner, "task": task, "reason": reason}
+            return FailRecord(learner=learner, task=task, reason=reason, **more)
         case Scored(evaluation, counts):
-            return "score", {"evaluation": evaluation, "counts": counts_record(counts)}
+            return ScoreRecord(evaluation=evaluation, counts=counts_record(counts), **more)
         case TaskExpired(task):
-            return "task-expired", {"task": task}
+            return TaskExpiredRecord(task=task, **more)
         case EvaluationExpired(evaluation):
-            return "evaluation-expired", {"evaluation": evaluation}
+            return EvaluationExpiredRecord(evaluation=evaluation, **more)
 
 
-def record_event(record: Record, model: Callable[[Record], Model]) -> Event | None:
+def record_event(record: Record, model: Callable[[ArriveRecord], Model]) -> Event | None:
     """Return the event a record tells of, or None if it tells of something else.
 
     `model` returns the stored model of an update by its record.
     """
+    if record["kind"] not in EVENTS:
+        return None
     try:
-        return _event(record, model)
+        return _event(read(record), model)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise JournalError(f"{record['kind']!r} record is damaged: {error!r}") from None
 
 
-def _event(record: Record, model: Callable[[Record], Model]) -> Event | None:
-    match record["kind"]:
-        case "join":
-            return Joined(
-                Profile(
-                    LearnerId(record["learner"]),
-                    record["num_examples"],
-                    record["steps_per_epoch"],
-                    record["group"],
-                )
+def _event(told: Any, model: Callable[[ArriveRecord], Model]) -> Event:
+    match told:
+        case JoinRecord():
+            profile = Profile(
+                LearnerId(told.learner), told.num_examples, told.steps_per_epoch, told.group
             )
-        case "leave":
-            return Left(LearnerId(record["learner"]), record["withdraw"])
-        case "arrive":
+            return Joined(profile)
+        case LeaveRecord():
+            return Left(LearnerId(told.learner), told.withdraw)
+        case ArriveRecord():
             return Arrived(
                 Update(
-                    learner=LearnerId(record["learner"]),
-                    task=record["task"],
-                    weights=model(record),
-                    base_version=record["base_version"],
-                    num_examples=record["num_examples"],
-                    num_steps=record["num_steps"],
-                    seconds=record["seconds"],
-                    counts=record_counts(record["counts"]),
+                    learner=LearnerId(told.learner),
+                    task=told.task,
+                    weights=model(told),
+                    base_version=told.base_version,
+                    num_examples=told.num_examples,
+                    num_steps=told.num_steps,
+                    seconds=told.seconds,
+                    counts=record_counts(told.counts),
                 )
             )
-        case "fail":
-            return Failed(LearnerId(record["learner"]), record["task"], record["reason"])
-        case "score":
-            return Scored(record["evaluation"], record_counts(record["counts"]))
-        case "task-expired":
-            return TaskExpired(record["task"])
-        case "evaluation-expired":
-            return EvaluationExpired(record["evaluation"])
-    return None
+        case FailRecord():
+            return Failed(LearnerId(told.learner), told.task, told.reason)
+        case ScoreRecord():
+            return Scored(told.evaluation, record_counts(told.counts))
+        case TaskExpiredRecord():
+            return TaskExpired(told.task)
+        case EvaluationExpiredRecord():
+            return EvaluationExpired(told.evaluation)
+        case _:
+            raise TypeError(f"{type(told).__name__} is no event")
 
 
-def version_record(command: Publish, packet: bytes | None) -> Record:
-    """Return the fields of a `version` record; `packet` tells it from the version before."""
-    return {
-        "version": command.snapshot.version,
-        "digest": digest(command.snapshot.weights),
-        "committed_steps": command.committed_steps,
-        "drift": command.drift,
-        "packet_bytes": None if packet is None else len(packet),
-        "folds": [_fold_record(fold) for fold in command.folds],
-    }
+def version_record(command: Publish, packet: bytes | None) -> VersionRecord:
+    """Return the record of a version; `packet` tells it from the version before."""
+    return VersionRecord(
+        version=command.snapshot.version,
+        digest=digest(command.snapshot.weights),
+        committed_steps=command.committed_steps,
+        drift=command.drift,
+        packet_bytes=None if packet is None else len(packet),
+        folds=[_fold_row(fold) for fold in command.folds],
+    )
 
 
-def task_record(task: Task, num_bytes: int) -> Record:
-    """Return the fields of a `task` record."""
-    return {
-        "task": task.number,
-        "learner": task.learner,
-        "version": task.start.version,
-        "committed_steps": task.committed_steps,
-        "max_steps": task.max_steps,
-        "bytes_down": num_bytes,
-    }
+def task_record(task: Task, num_bytes: int) -> TaskRecord:
+    """Return the record of a task that is handed out."""
+    return TaskRecord(
+        task=task.number,
+        learner=task.learner,
+        version=task.start.version,
+        committed_steps=task.committed_steps,
+        max_steps=task.max_steps,
+        bytes_down=num_bytes,
+    )
 
 
-def evaluate_record(command: Evaluate, num_bytes: int) -> Record:
-    """Return the fields of an `evaluate` record."""
-    return {
-        "evaluation": command.evaluation,
-        "judge": command.judge,
-        "learner": command.learner,
-        "task": command.task,
-        "bytes_down": num_bytes,
-    }
+def evaluate_record(command: Evaluate, num_bytes: int) -> EvaluateRecord:
+    """Return the record of a judge that is asked."""
+    return EvaluateRecord(
+        evaluation=command.evaluation,
+        judge=command.judge,
+        learner=command.learner,
+        task=command.task,
+        bytes_down=num_bytes,
+    )
 
 
-def refuse_record(command: Refuse) -> Record:
-    """Return the fields of a `refuse` record."""
-    return {"learner": command.learner, "task": command.task, "reason": command.reason}
+def refuse_record(command: Refuse) -> RefuseRecord:
+    """Return the record of an answer that is not taken."""
+    return RefuseRecord(learner=command.learner, task=command.task, reason=command.reason)
 
 
-def _fold_record(fold: Fold) -> Record:
-    return {
-        "learner": fold.learner,
-        "task": fold.task,
-        "weight": fold.weight,
-        "score": fold.score,
-        "num_steps": fold.num_steps,
-        "versions_behind": fold.versions_behind,
-        "steps_behind": fold.steps_behind,
-        "judges": len(fold.judges),
-        "missing": list(fold.missing),
-    }
+def _fold_row(fold: Fold) -> FoldRow:
+    return FoldRow(
+        learner=fold.learner,
+        task=fold.task,
+        weight=fold.weight,
+        score=fold.score,
+        num_steps=fold.num_steps,
+        versions_behind=fold.versions_behind,
+        steps_behind=fold.steps_behind,
+        judges=len(fold.judges),
+        missing=list(fold.missing),
+    )
 
 
 def counts_record(counts: Counts | None) -> Record | None:

@@ -37,7 +37,7 @@ class Judging:
             judge, number = command.judge, command.evaluation
             route = self.post.to_judge(world.mail, judge, command.base_version, packet_bytes)
             num_bytes = route.num_bytes
-            self.journal.write("evaluate", world.now, **evaluate_record(command, num_bytes))
+            self.journal.put(world.now, evaluate_record(command, num_bytes))
             seconds = self._seconds(world, judge, num_bytes)
             if number in asked:
                 world.schedule(seconds, judge, Score(number, asked[number]))

@@ -53,6 +53,7 @@ from metis.runtime.journal import (
 )
 from metis.runtime.judging import Judging
 from metis.runtime.post import Post, packet_digest
+from metis.runtime.records import EndRecord, IncidentRecord, StepsRecord, TestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Simulation:
         self.world.ended = reason
         if self.world.last_tested != self.controller.current.version:
             self._test(self.controller.current)
-        self.journal.write("end", self.world.now, reason=reason)
+        self.journal.put(self.world.now, EndRecord(reason=reason))
         return False
 
     # ---- learners -----------------------------------------------------------------------------
@@ -218,9 +219,7 @@ class Simulation:
             return
         committed_steps = self.controller.committed_steps
         done = run.after_steps(num_steps, losses, committed_steps)
-        self.journal.write(
-            "steps",
-            self.world.now,
+        record = StepsRecord(
             learner=learner,
             task=run.task.number,
             epoch=run.epochs,
@@ -229,6 +228,7 @@ class Simulation:
             loss=losses[-1] if losses else None,
             steps_behind=committed_steps - run.task.committed_steps + run.num_steps,
         )
+        self.journal.put(self.world.now, record)
         if done:
             self._offer(run)
         else:
@@ -285,8 +285,7 @@ class Simulation:
         self._tell(Arrived(update), **more)
 
     def _tell(self, event: Event, **more: object) -> None:
-        kind, fields = event_record(event)
-        self.journal.write(kind, self.world.now, **fields, **more)
+        self.journal.put(self.world.now, event_record(event, **more))
         self._obey(self.controller.handle(event))
 
     def _obey(self, commands: Sequence[Command]) -> None:
@@ -313,19 +312,18 @@ class Simulation:
         community = self.controller.community
         packet = community.packet if isinstance(community, Published) else None
         self._post.publish(self.world.mail, snapshot.version, packet)
-        self.journal.write("version", self.world.now, **version_record(command, packet))
+        self.journal.put(self.world.now, version_record(command, packet))
         if snapshot.version % self.plan.test_every == 0:
             self._test(snapshot)
 
     def _test(self, snapshot: Snapshot) -> None:
         result = self.learners.test(snapshot.weights)
-        self.journal.write(
-            "test",
-            self.world.now,
+        record = TestRecord(
             version=snapshot.version,
             score=result.score if math.isfinite(result.score) else None,
             loss=result.loss if math.isfinite(result.loss) else None,
         )
+        self.journal.put(self.world.now, record)
         best = result.score > self.world.best_score
         if best:
             self.world.best_score = result.score
@@ -336,7 +334,7 @@ class Simulation:
     def _hand_out(self, task: Task) -> None:
         learner, version = task.learner, task.start.version
         num_bytes = self._post.to_learner(self.world.mail, learner, version).num_bytes
-        self.journal.write("task", self.world.now, **task_record(task, num_bytes))
+        self.journal.put(self.world.now, task_record(task, num_bytes))
         if learner in self.world.down:
             self.world.mail.holds.pop(learner)  # nobody is there to receive it
             self._renew_lease(task, math.inf)
@@ -347,7 +345,7 @@ class Simulation:
         self.world.schedule(seconds, learner, Begin(task))
 
     def _refused(self, command: Refuse) -> None:
-        self.journal.write("refuse", self.world.now, **refuse_record(command))
+        self.journal.put(self.world.now, refuse_record(command))
         self.world.packet_bytes.pop(command.task, None)
         self.world.refusals_in_a_row += 1
         self.world.refused.add(command.learner)
@@ -363,13 +361,12 @@ class Simulation:
 
     def _happen(self, incident: Incident) -> None:
         learner, world = LearnerId(incident.learner), self.world
-        self.journal.write(
-            "incident",
-            world.now,
+        record = IncidentRecord(
             learner=learner,
             incident=incident.kind,
             factor=incident.factor if incident.kind == "slow" else None,
         )
+        self.journal.put(world.now, record)
         match incident.kind:
             case "slow":
                 world.slowness[learner] = incident.factor
