@@ -323,6 +323,20 @@ def test_a_fold_of_weight_zero_still_counts_as_an_arrival() -> None:
     np.testing.assert_array_equal(community.model(vector(10, 10)), [11, 10])
 
 
+@pytest.mark.parametrize("server_rate", [0.5, 1.0, 3.0])
+def test_the_buffers_of_a_model_stay_between_what_the_folds_say(server_rate: float) -> None:
+    """Added up as differences, what two stale learners say of a variance leaves it below zero."""
+    community = Buffer(server_rate, buffers=((1, 2),))
+    community.fold(update(A, vector(3, 1)), 1.0, base=vector(1, 9))
+    community.fold(update(B, vector(3, 2)), 0.5, base=vector(1, 9))
+    community.fold(update(C, vector(3, 99)), 0.0, base=vector(1, 9))
+
+    model = community.model(vector(10, 3))
+
+    assert model[0] == np.float32(10 + server_rate / 3 * (1 * 2 + 0.5 * 2))
+    assert model[1] == np.float32((1 * 1 + 0.5 * 2) / 1.5)
+
+
 # --- what all of them promise
 
 ALL = [RoundAverage, CachedAverage, Mixing, Buffer]

@@ -15,7 +15,18 @@ import numpy as np
 
 from metis.core.errors import ConfigError, ModelError, RunError
 from metis.core.kernels import Sum, divide, shift, shift_and_divide, weighted_mean, weighted_sum
-from metis.core.types import LearnerId, Model, Sparse, Update, Vector, dense, frozen
+from metis.core.types import (
+    LearnerId,
+    Model,
+    Spans,
+    Sparse,
+    Update,
+    Vector,
+    dense,
+    frozen,
+    gather,
+    scatter,
+)
 
 
 class Community(Protocol):
@@ -97,7 +108,7 @@ def _average_of_changes(terms: Sequence[tuple[Sparse, float]], mass: float) -> V
     if first.values.size:
         values = weighted_mean([(model.values, weight) for model, weight in terms], mass)
         average.flags.writeable = True  # it is new, and nobody else's yet
-        first.set_spans(average, values)
+        scatter(average, values, first.spans)
     return frozen(average)
 
 
@@ -241,9 +252,14 @@ class Buffer:
     K counts the folds since the last version, also those of weight zero. Differences are to each
     learner's own base and are added up in order of arrival. A learner may be in a buffer more than
     once; `drop` takes out what of it is still there.
+
+    `buffers` are the parts of the vector that nobody trains, such as batch-norm statistics. They
+    become the weighted mean of what the folds say, so they stay in between: differences to bases
+    of different age, added up, can leave a variance below zero.
     """
 
     server_rate: float = 1.0
+    buffers: Spans = ()
     folds: list[tuple[LearnerId, float, Vector, Vector]] = field(default_factory=list)
 
     def fold(self, update: Update, weight: float, base: Vector) -> None:
@@ -263,7 +279,12 @@ class Buffer:
         change: Sum = np.zeros(current.size)
         for _, weight, weights, base in folds:
             shift(change, 1.0, weight, weights, weight, base)
-        return shift_and_divide(change, self.server_rate / len(folds), 1.0, current, mass=1.0)
+        model = shift_and_divide(change, self.server_rate / len(folds), 1.0, current, mass=1.0)
+        if self.buffers:
+            said = [(gather(weights, self.buffers), weight) for _, weight, weights, _ in folds]
+            model.flags.writeable = True  # it is new, and nobody else's yet
+            scatter(model, weighted_mean(said, _mass(said)), self.buffers)
+        return frozen(model)
 
     @property
     def drift(self) -> None:

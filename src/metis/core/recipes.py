@@ -9,12 +9,13 @@ from metis.core.community import Buffer, CachedAverage, Community, Mixing, Round
 from metis.core.errors import ConfigError, unknown
 from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
 from metis.core.server_step import FedAdam, FedAvgM, Stepped
+from metis.core.types import Spans
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal, Weighting
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The few numbers a recipe leaves open. Defaults are the papers'."""
+    """What a recipe leaves open. Defaults are the papers'."""
 
     metric: str = "micro_f1"
     self_score: bool = True  # a learner's own counts join the pool
@@ -29,6 +30,7 @@ class Settings:
     server_adam_rate: float = 0.01
     epochs_of_slowest: float = 1.0  # lambda of SemiSync
     repair_every: int = 10_000  # commits between full recomputations of the cached sum
+    buffers: Spans = ()  # parts of a model that are averaged and never stepped
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ POLICIES: dict[str, Policy] = {
             "fedbuff",
             "each alone; every K updates make a version, discounted by staleness",
             lambda s: Recipe(
-                Buffer(s.server_rate),
+                Buffer(s.server_rate, s.buffers),
                 ByStaleness(1.0, s.staleness_exponent),
                 Buffered(s.buffer_size, s.sample, s.seed),
             ),
@@ -150,7 +152,7 @@ POLICIES: dict[str, Policy] = {
             "fedavgm",
             "sync-fedavg with momentum at the server",
             lambda s: Recipe(
-                Stepped(RoundAverage(), FedAvgM(s.server_rate, s.server_momentum)),
+                Stepped(RoundAverage(), FedAvgM(s.server_rate, s.server_momentum), s.buffers),
                 ByExamples(),
                 _sync(s),
             ),
@@ -159,7 +161,9 @@ POLICIES: dict[str, Policy] = {
             "fedadam",
             "sync-fedavg with Adam at the server",
             lambda s: Recipe(
-                Stepped(RoundAverage(), FedAdam(s.server_adam_rate)), ByExamples(), _sync(s)
+                Stepped(RoundAverage(), FedAdam(s.server_adam_rate), s.buffers),
+                ByExamples(),
+                _sync(s),
             ),
         ),
     )
