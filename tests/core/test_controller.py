@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from metis.core.community import Buffer, CachedAverage, Mixing
+from metis.core.codec import Published
+from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
 from metis.core.controller import Controller, fits
+from metis.core.errors import ModelError
 from metis.core.events import (
     Arrived,
     Command,
@@ -21,8 +25,18 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
-from metis.core.pacing import Async, Buffered, SemiSync, Sync
-from metis.core.types import ClassCounts, ErrorSums, LearnerId, Snapshot, Update, dense
+from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
+from metis.core.server_step import FedAdam, FedAvgM, Stepped
+from metis.core.types import (
+    ClassCounts,
+    ErrorSums,
+    LearnerId,
+    Snapshot,
+    Update,
+    Vector,
+    dense,
+    frozen,
+)
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal
 from tests.core.federation import (
     answer,
@@ -853,6 +867,151 @@ def test_withdrawing_from_a_buffer_takes_out_what_of_it_is_still_there() -> None
 
     assert [fold.learner for fold in version.folds] == ["b", "c"]
     assert weights_of(controller) == [1, 1]
+
+
+# --- a version that would be no model
+
+#: The largest float32 is 3.4e38. Name -> pacing, and a community that a finite update can carry
+#: over its edge.
+OVERFLOWING: dict[str, tuple[Pacing, Callable[[], Community]]] = {
+    "round": (Sync(), lambda: Published(RoundAverage(), Narrow())),
+    "cache": (Async(), lambda: Published(CachedAverage(), Narrow())),
+    "mixing": (Async(), lambda: Published(Mixing(), Narrow())),
+    "buffer": (Buffered(2), lambda: Buffer(server_rate=4.0)),
+    "momentum": (Sync(), lambda: Stepped(RoundAverage(), FedAvgM(rate=2.0))),
+    "adam": (Sync(), lambda: Stepped(RoundAverage(), FedAdam(rate=1e38))),
+    "stepped cache": (Async(), lambda: Stepped(CachedAverage(), FedAvgM(rate=3.0))),
+}
+
+
+class Narrow:
+    """A codec whose packets hold changes up to 1e38."""
+
+    needs_base = True
+
+    def encode(
+        self, weights: Vector, base: Vector, residual: Vector | None = None
+    ) -> tuple[bytes, Vector | None]:
+        if np.abs(weights).max() > 1e38:
+            raise ModelError("a weight is larger than 1e38")
+        return weights.tobytes(), None
+
+    def decode(self, packet: bytes | memoryview, base: Vector) -> Vector:
+        return frozen(np.frombuffer(packet, np.float32))
+
+
+def until_refused(controller: Controller) -> tuple[Snapshot, int, list[Command]]:
+    """Send huge updates until some are refused; return what was current before, and S_c."""
+    for turn in range(20):
+        good, steps = controller.current, controller.published_steps
+        refused = arrive(controller, "ab"[turn % 2], 3e38, 3e38, num_steps=7)
+        if refusals(refused):
+            return good, steps, refused
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_folds_that_would_make_no_model_are_refused_and_the_last_good_one_stays(name: str) -> None:
+    pacing, community = OVERFLOWING[name]
+    controller = federation(pacing, ByStaleness(0.5, 0.0), community(), "ab", vector(0, 0))
+    for learner in ("a", "b"):
+        arrive(controller, learner, 1e-3, 0, num_steps=5)
+    assert controller.current.version > 0
+
+    good, steps, refused = until_refused(controller)
+
+    reasons = set(refusals(refused).values())
+    assert len(reasons) == 1
+    assert re.search("would not be finite|would fit no packet.*larger than 1e38", reasons.pop())
+    assert publishes_nothing(refused)
+    assert controller.current is good
+    assert controller.committed_steps == steps
+    assert {task.start.version for task in tasks(refused).values()} == {good.version}
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_after_a_refused_version_good_updates_make_versions_again(name: str) -> None:
+    pacing, community = OVERFLOWING[name]
+    controller = federation(pacing, ByStaleness(0.5, 0.0), community(), "ab", vector(0, 0))
+    until_refused(controller)
+    before = controller.current.version
+
+    for learner in [name for name in ("b", "a") if name in controller.task_of] * 2:
+        assert not refusals(arrive(controller, learner, 2e-3, 0.0))
+
+    assert controller.current.version > before
+    assert np.isfinite(controller.current.weights).all()
+
+
+def test_what_a_refused_model_replaced_in_the_cache_is_back() -> None:
+    controller = federation(Async(), ByExamples(), Published(CachedAverage(), Narrow()), "abc")
+    good = federation(Async(), ByExamples(), Published(CachedAverage(), Narrow()), "abc")
+    for each in (controller, good):
+        arrive(each, "a", 0.1, 3, num_examples=30)
+        arrive(each, "b", 0.7, 5, num_examples=20)
+    arrive(controller, "a", 3e38, 0, num_examples=10_000)
+    arrive(controller, "c", -3e38, 0, num_examples=10_000)
+
+    assert controller.current.weights.tobytes() == good.current.weights.tobytes()
+    for each in (controller, good):
+        arrive(each, "b", 0.3, 1, num_examples=7)
+    assert controller.current.weights.tobytes() == good.current.weights.tobytes()
+    assert weights_of(controller) == pytest.approx([(0.1 * 30 + 0.3 * 7) / 37, (90 + 7) / 37])
+
+
+def test_what_was_withdrawn_does_not_come_back_with_a_refused_version() -> None:
+    controller = federation(Async(), Equal(), Published(CachedAverage(), Narrow()), "abc")
+    arrive(controller, "a", 5, 5)
+    arrive(controller, "b", 1, 1)
+    controller.handle(Left(A, withdraw=True))
+    arrive(controller, "b", 3e38, 0)
+    assert weights_of(controller) == [3, 3]  # a version was made of nothing since
+
+    arrive(controller, "b", 2, 2)
+
+    assert weights_of(controller) == [2, 2]
+
+
+def test_the_fold_of_a_learner_that_has_left_is_refused_with_its_version() -> None:
+    controller = federation(Async(), ByValidation(), Published(CachedAverage(), Narrow()), "ab")
+    asked = evaluations(arrive(controller, "a", 3e38, 0, counts=counted(1, 1)))
+    controller.handle(Left(A))
+    controller.handle(Left(B))
+    assert score_all(controller, asked, None) == []
+    assert [fold.learner for fold in controller.folds] == ["a"]
+
+    commands = controller.handle(Joined(profile("b")))
+
+    assert set(refusals(commands)) == {"a"}
+    assert tasks(commands)["b"].start.version == 0
+    assert controller.folds == []
+
+
+@pytest.mark.parametrize("name", ["round", "cache", "mixing"])
+def test_the_mean_of_the_largest_models_is_a_model(name: str) -> None:
+    pacing, community = OVERFLOWING[name]
+    inner = community()
+    assert isinstance(inner, Published)
+    controller = federation(pacing, ByStaleness(0.3, 0.1), inner.community, "abc")
+    largest = float(np.finfo(np.float32).max)
+    for learner in "abcabc":
+        commands = arrive(controller, learner, largest, -largest)
+        assert not refusals(commands)
+
+    assert weights_of(controller) == [largest, -largest]
+
+
+def test_a_server_optimizer_begins_again_after_a_refused_version() -> None:
+    step = FedAvgM()
+    controller = federation(Sync(), Equal(), Stepped(RoundAverage(), step), "a")
+    arrive(controller, "a", 3e38, 0)
+    refused = arrive(controller, "a", 3e38, 0)  # and the momentum is 2.7e38
+
+    assert set(refusals(refused)) == {"a"}
+    assert step.velocity is None
+    assert weights_of(controller) == pytest.approx([3e38, 0])
+    arrive(controller, "a", 2e38, 1)
+    assert weights_of(controller) == pytest.approx([2e38, 1])
 
 
 # --- sampling

@@ -50,8 +50,12 @@ class Community(Protocol):
     def model(self, current: Vector) -> Vector:
         """Return the next community model, read-only; `current` itself when there is no mass.
 
-        Called once per published version.
+        Called once per version, which is published or else rejected.
         """
+        ...
+
+    def reject(self, current: Vector) -> None:
+        """Undo the folds of the version just made: it will not be published, `current` stays."""
         ...
 
     @property
@@ -93,6 +97,9 @@ class RoundAverage:
             return _average_of_changes(changes, mass)
         return weighted_mean([(dense(model), weight) for model, weight in terms], mass)
 
+    def reject(self, current: Vector) -> None:
+        pass  # the round is over, and nothing of it is kept
+
     @property
     def drift(self) -> None:
         return None
@@ -122,7 +129,8 @@ class CachedAverage:
 
     W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds, and
     when a learner is dropped, both are summed anew, at O(N M), and the drift is reported. When the
-    last contribution goes, W and P are exactly zero.
+    last contribution goes, W and P are exactly zero. What a fold replaces is kept until the version
+    it is in has been published, one model more where every fold makes a version.
     """
 
     repair_every: int = 10_000
@@ -134,6 +142,8 @@ class CachedAverage:
     num_folds: int = 0
     repaired: float | None = None
     published: bool = False  # no fold or drop since `model` was called
+    #: What the folds of the latest version replaced, in case that version is rejected.
+    replaced: dict[LearnerId, tuple[Vector, float] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.repair_every < 1:
@@ -150,6 +160,7 @@ class CachedAverage:
         if learner not in self.latest:
             return False
         self._replace(learner, None, 0.0)
+        self.replaced.pop(learner, None)
         if self.latest:
             # O(N M), but rare, and exact: a subtraction leaves the rounding of what it takes out.
             self._repair()
@@ -166,6 +177,18 @@ class CachedAverage:
         self.pending = None
         return shift_and_divide(self.total, 1.0, gain, new, loss, old, mass=mass)
 
+    def reject(self, current: Vector) -> None:
+        for learner, earlier in self.replaced.items():
+            self.latest.pop(learner, None)
+            if earlier is not None:
+                self.latest[learner] = earlier
+        self.replaced, self.pending = {}, None
+        if self.latest:  # O(N M), but rare, and exact: see `drop`
+            self.total, self.mass = self.recompute()
+            self.mass_error = 0.0
+        else:
+            self._clear()
+
     @property
     def drift(self) -> float | None:
         return self.repaired
@@ -179,12 +202,13 @@ class CachedAverage:
 
     def _replace(self, learner: LearnerId, weights: Vector | None, weight: float) -> None:
         if self.published:
-            self.published, self.repaired = False, None
+            self.published, self.repaired, self.replaced = False, None, {}
+        self.replaced.setdefault(learner, self.latest.get(learner))
         old, old_weight = self.latest.pop(learner, (None, 0.0))
         if weights is not None and weight > 0:
             self.latest[learner] = (weights, weight)
         if not self.latest:
-            self.total, self.pending, self.mass, self.mass_error = None, None, 0.0, 0.0
+            self._clear()
             return
         self._add_mass(weight)
         self._add_mass(-old_weight)
@@ -195,6 +219,9 @@ class CachedAverage:
             self.pending = (weight, weights, old_weight, old)
         elif old is not None:
             self.pending = (-old_weight, old, 0.0, None)
+
+    def _clear(self) -> None:
+        self.total, self.pending, self.mass, self.mass_error = None, None, 0.0, 0.0
 
     def _add_mass(self, amount: float) -> None:
         # Knuth's two-sum: what the addition rounds away is known exactly, so it can be kept.
@@ -239,6 +266,9 @@ class Mixing:
 
     def model(self, current: Vector) -> Vector:
         return current if self.mixture is None else divide(self.mixture, 1.0)
+
+    def reject(self, current: Vector) -> None:
+        self.mixture = current.astype(np.float64)  # of what was mixed, no other record is kept
 
     @property
     def drift(self) -> None:
@@ -285,6 +315,9 @@ class Buffer:
             model.flags.writeable = True  # it is new, and nobody else's yet
             scatter(model, weighted_mean(said, _mass(said)), self.buffers)
         return frozen(model)
+
+    def reject(self, current: Vector) -> None:
+        pass  # `model` has emptied the buffer
 
     @property
     def drift(self) -> None:

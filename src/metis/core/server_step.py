@@ -19,6 +19,10 @@ class ServerStep(Protocol):
         """Return what is to be added to the current model; `delta` is average - current."""
         ...
 
+    def reset(self) -> None:
+        """Begin again, as if no step had been made."""
+        ...
+
 
 @dataclass(slots=True)
 class FedAvgM:
@@ -34,6 +38,9 @@ class FedAvgM:
     def __call__(self, delta: Sum) -> Sum:
         self.velocity = delta if self.velocity is None else self.momentum * self.velocity + delta
         return self.rate * self.velocity
+
+    def reset(self) -> None:
+        self.velocity = None
 
 
 @dataclass(slots=True)
@@ -57,6 +64,9 @@ class FedAdam:
         self.first = self.beta1 * first + (1.0 - self.beta1) * delta
         self.second = self.beta2 * second + (1.0 - self.beta2) * delta * delta
         return self.rate * self.first / (np.sqrt(self.second) + self.tau)
+
+    def reset(self) -> None:
+        self.first, self.second = None, None
 
 
 @dataclass(slots=True)
@@ -84,9 +94,14 @@ class Stepped:
         delta: Sum = np.subtract(average, current, dtype=np.float64)
         for start, stop in self.buffers:
             delta[start:stop] = 0.0
-        stepped = (current + self.step(delta)).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # a controller looks at what comes out
+            stepped = (current + self.step(delta)).astype(np.float32)
         scatter(stepped, gather(average, self.buffers), self.buffers)
         return frozen(stepped)
+
+    def reject(self, current: Vector) -> None:
+        self.community.reject(current)
+        self.step.reset()  # what carried this model over the edge would carry over the next one too
 
     @property
     def drift(self) -> float | None:
