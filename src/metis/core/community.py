@@ -28,6 +28,9 @@ from metis.core.types import (
     scatter,
 )
 
+_EPSILON = 2.0**-52  # twice what rounding to float64 can do, as a share of the result
+_TOLERANCE = 1e-8  # of the cached sum; rounding its mean to float32 is six times as bad
+
 
 class Community(Protocol):
     """Takes updates in, gives community models out. State has one owner: the controller."""
@@ -119,6 +122,17 @@ def _average_of_changes(terms: Sequence[tuple[Sparse, float]], mass: float) -> V
     return frozen(average)
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a fold does to W: it adds gain * new - loss * old."""
+
+    learner: LearnerId
+    gain: float  # negative where `new` is what goes, and nothing comes
+    new: Vector
+    loss: float = 0.0
+    old: Vector | None = None
+
+
 @dataclass(slots=True)
 class CachedAverage:
     """The weighted mean of every learner's latest model (Metis paper, section III), w_c = W / P.
@@ -127,23 +141,33 @@ class CachedAverage:
     costs O(M) however many learners there are. A fold only notes the change and `model` makes it:
     with one fold per version W is then read and written once, together with the output.
 
-    W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds, and
-    when a learner is dropped, both are summed anew, at O(N M), and the drift is reported. When the
-    last contribution goes, W and P are exactly zero. What a fold replaces is kept until the version
-    it is in has been published, one model more where every fold makes a version.
+    W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds, when
+    a learner is dropped, and when W may be wrong by more than 1e-8 of S, both are summed anew, at
+    O(N M), and the drift is reported. When the last contribution goes, W and P are exactly zero.
+
+    With |x| the largest value of x, u = 2^-53 and S = sum |p_k w_k|, a fold rounds p w, p' w' (what
+    it replaces), their difference and W: by u (|p w| + |p' w'| + (|p w| + |p' w'|) + S) at most.
+    `error` adds up twice that from repair to repair: for the second order and S's own rounding.
+
+    What a fold replaces is kept until the version it is in has been published: one model more where
+    every fold makes a version.
     """
 
     repair_every: int = 10_000
-    latest: dict[LearnerId, tuple[Vector, float]] = field(default_factory=dict)
+    latest: dict[LearnerId, Vector] = field(default_factory=dict)  # w_k
+    weights: dict[LearnerId, float] = field(default_factory=dict)  # p_k
+    sizes: dict[LearnerId, float] = field(default_factory=dict)  # |p_k w_k|, once it is in W
     total: Sum | None = None  # W, but for the pending change
-    pending: tuple[float, Vector, float, Vector | None] | None = None  # gain, new, loss, old
+    pending: Change | None = None
     mass: float = 0.0  # P, but for the rounding errors gathered in mass_error
     mass_error: float = 0.0
+    size: float = 0.0  # S
+    error: float = 0.0
     num_folds: int = 0
     repaired: float | None = None
     published: bool = False  # no fold or drop since `model` was called
-    #: What the folds of the latest version replaced, in case that version is rejected.
-    replaced: dict[LearnerId, tuple[Vector, float] | None] = field(default_factory=dict)
+    #: Model, weight and size that the folds of the latest version replaced, should it be rejected.
+    replaced: dict[LearnerId, tuple[Vector, float, float] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.repair_every < 1:
@@ -173,19 +197,21 @@ class CachedAverage:
         mass = self.mass + self.mass_error
         if self.pending is None:
             return divide(self.total, mass)
-        gain, new, loss, old = self.pending
-        self.pending = None
-        return shift_and_divide(self.total, 1.0, gain, new, loss, old, mass=mass)
+        model: Vector = np.empty(self.total.size, np.float32)
+        self._apply_pending(mass, model)
+        if self.error > _TOLERANCE * (self.size - self.error):
+            self._repair()
+            return divide(self.total, self.mass)
+        return frozen(model)
 
     def reject(self, current: Vector) -> None:
         for learner, earlier in self.replaced.items():
-            self.latest.pop(learner, None)
+            self._forget(learner)
             if earlier is not None:
-                self.latest[learner] = earlier
+                self.latest[learner], self.weights[learner], self.sizes[learner] = earlier
         self.replaced, self.pending = {}, None
-        if self.latest:  # O(N M), but rare, and exact: see `drop`
-            self.total, self.mass = self.recompute()
-            self.mass_error = 0.0
+        if self.latest:
+            self._start_from(*self.recompute())  # O(N M), but rare, and exact: see `drop`
         else:
             self._clear()
 
@@ -195,7 +221,7 @@ class CachedAverage:
 
     def recompute(self) -> tuple[Sum, float]:
         """Return W and P summed anew from the latest models, in sorted learner order: O(N M)."""
-        terms = [self.latest[learner] for learner in sorted(self.latest)]
+        terms = [(self.latest[learner], self.weights[learner]) for learner in sorted(self.latest)]
         if not terms:
             return np.zeros(0 if self.total is None else self.total.size), 0.0
         return weighted_sum(terms), _mass(terms)
@@ -203,25 +229,34 @@ class CachedAverage:
     def _replace(self, learner: LearnerId, weights: Vector | None, weight: float) -> None:
         if self.published:
             self.published, self.repaired, self.replaced = False, None, {}
-        self.replaced.setdefault(learner, self.latest.get(learner))
-        old, old_weight = self.latest.pop(learner, (None, 0.0))
-        if weights is not None and weight > 0:
-            self.latest[learner] = (weights, weight)
+        self._apply_pending()
+        old, old_weight = self.latest.get(learner), self.weights.get(learner, 0.0)
+        earlier = None if old is None else (old, old_weight, self.sizes[learner])
+        self.replaced.setdefault(learner, earlier)
+        comes = weights if weight > 0 else None
+        if comes is not None:
+            self.latest[learner], self.weights[learner] = comes, weight
+        elif old is not None:
+            del self.latest[learner], self.weights[learner]
         if not self.latest:
             self._clear()
             return
         self._add_mass(weight)
         self._add_mass(-old_weight)
-        self._apply_pending()
-        if weights is not None and weight > 0:
+        if comes is not None:
             if self.total is None:
-                self.total = np.zeros(weights.size)
-            self.pending = (weight, weights, old_weight, old)
+                self.total = np.zeros(comes.size)
+            self.pending = Change(learner, weight, comes, old_weight, old)
         elif old is not None:
-            self.pending = (-old_weight, old, 0.0, None)
+            self.pending = Change(learner, -old_weight, old)
+
+    def _forget(self, learner: LearnerId) -> None:
+        for record in (self.latest, self.weights, self.sizes):
+            record.pop(learner, None)
 
     def _clear(self) -> None:
         self.total, self.pending, self.mass, self.mass_error = None, None, 0.0, 0.0
+        self.sizes, self.size, self.error = {}, 0.0, 0.0
 
     def _add_mass(self, amount: float) -> None:
         # Knuth's two-sum: what the addition rounds away is known exactly, so it can be kept.
@@ -230,18 +265,29 @@ class CachedAverage:
         self.mass_error += (self.mass - (mass - added)) + (amount - added)
         self.mass = mass
 
-    def _apply_pending(self) -> None:
-        if self.total is not None and self.pending is not None:
-            gain, new, loss, old = self.pending
-            shift(self.total, 1.0, gain, new, loss, old)
-        self.pending = None
+    def _apply_pending(self, mass: float = 1.0, out: Vector | None = None) -> None:
+        change, self.pending = self.pending, None
+        if self.total is None or change is None:
+            return
+        largest = shift(
+            self.total, 1.0, change.gain, change.new, change.loss, change.old, mass, out
+        )
+        goes, comes = self.sizes.pop(change.learner, 0.0), 0.0
+        if change.gain > 0.0:
+            comes = self.sizes[change.learner] = change.gain * largest
+        self.size += comes - goes
+        self.error += _EPSILON * (2.0 * (comes + goes) + self.size)
 
     def _repair(self) -> None:
         self._apply_pending()
         total, mass = self.recompute()
         mass_drift = abs(self.mass + self.mass_error - mass) / mass
         self.repaired = max(_relative_error(self.total, total), mass_drift)
+        self._start_from(total, mass)
+
+    def _start_from(self, total: Sum, mass: float) -> None:
         self.total, self.mass, self.mass_error = total, mass, 0.0
+        self.size, self.error = math.fsum(self.sizes.values()), 0.0
 
 
 @dataclass(slots=True)
