@@ -291,6 +291,76 @@ def test_folds_of_one_round_are_all_fresh_in_versions_but_not_in_steps() -> None
     assert [(f.versions_behind, f.steps_behind) for f in folds] == [(0, 3), (0, 7)]
 
 
+def test_folds_in_a_buffer_are_not_in_the_version_that_is_handed_out() -> None:
+    controller = federation(Buffered(2), ByStaleness(1.0), Buffer(), "abc")
+    first = tasks(arrive(controller, "a", num_steps=7))["a"]
+    assert (first.start.version, first.committed_steps) == (0, 0)  # not 7: they are in no version
+    assert controller.committed_steps == 7  # which a trigger sees, as in a round
+
+    arrive(controller, "b", num_steps=5)
+    behind = published(arrive_twice(controller)).folds
+
+    # c and a started from version 0, which is 12 mini-batches behind version 1.
+    assert [(f.learner, f.versions_behind, f.steps_behind) for f in behind] == [
+        ("c", 1, 12 - 0 + 4),
+        ("a", 1, 16 - 0 + 3),
+    ]
+
+
+def arrive_twice(controller: Controller) -> list[Command]:
+    arrive(controller, "c", num_steps=4)
+    return arrive(controller, "a", num_steps=3)
+
+
+@pytest.mark.parametrize("pacing", [Sync(), SemiSync(), Async()])
+def test_where_every_release_follows_a_version_nothing_committed_is_unpublished(
+    pacing: Pacing,
+) -> None:
+    controller = federation(pacing, members="abc")
+    for learner in "abcabcabc":
+        commands = arrive(controller, learner, num_steps=ord(learner) - 96)
+        for task in tasks(commands).values():
+            assert task.committed_steps == controller.committed_steps
+
+
+def test_a_fold_withdrawn_in_mid_round_was_never_committed() -> None:
+    controller = federation(Sync(), members="abc")
+    arrive(controller, "a", 9, 9, num_steps=7)
+    arrive(controller, "b", 2, 2, num_steps=5)
+    controller.handle(Left(A, withdraw=True))
+    assert controller.committed_steps == 5
+
+    version = published(arrive(controller, "c", 4, 4, num_steps=3))
+
+    assert [(f.learner, f.steps_behind) for f in version.folds] == [("b", 5), ("c", 8)]
+    assert version.committed_steps == 8
+    assert task_of(controller, "b").committed_steps == 8
+
+
+def test_what_is_withdrawn_from_earlier_versions_stays_committed() -> None:
+    """Others have started from them."""
+    controller = federation(Async(), members="ab")
+    arrive(controller, "a", num_steps=7)
+    controller.handle(Left(A, withdraw=True))
+
+    version = published(arrive(controller, "b", num_steps=5))
+
+    assert version.committed_steps == 12
+    assert version.folds[0].steps_behind == 12
+
+
+def test_no_staleness_is_negative_after_a_withdrawal() -> None:
+    controller = federation(Buffered(3), ByStaleness(1.0), Buffer(), "abc")
+    arrive(controller, "a", num_steps=7)
+    started = task_of(controller, "a")
+    arrive(controller, "b", num_steps=5)
+    controller.handle(Left(A, withdraw=True))
+
+    assert controller.committed_steps >= started.committed_steps
+    assert controller.committed_steps >= task_of(controller, "b").committed_steps
+    assert [fold.steps_behind for fold in controller.folds] == [5]
+
+
 # --- SemiSync budget by hand
 
 

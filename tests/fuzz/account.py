@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -80,6 +80,7 @@ class Account:
     pending: list[Fold] = field(default_factory=list)  # since the current version
     num_steps: int = 0  # of all folds
     published_steps: int = 0  # of those in a version
+    started_at: dict[int, int] = field(default_factory=dict)  # task -> steps in its start model
     largest: float = 0.0  # value of a huge model that was folded
     num_rejected: int = 0  # versions
     settled: set[int] = field(default_factory=set)  # tasks folded or refused
@@ -164,7 +165,16 @@ class Account:
             self._settle_once(entry.update.task)
             self._expect_refusal(learner, entry.update.task, "withdrawn by its learner")
         if self.community.drop(learner):
-            self.pending = [fold for fold in self.pending if fold.learner != learner]
+            self._take_out(learner)
+
+    def _take_out(self, learner: LearnerId) -> None:
+        before, self.pending = self.pending, []
+        self.num_steps = self.published_steps
+        for fold in before:
+            if fold.learner != learner:
+                behind = self.num_steps - self.started_at[fold.task] + fold.num_steps
+                self.pending.append(replace(fold, steps_behind=behind))
+                self.num_steps += fold.num_steps
 
     def _arrive(self, update: Update) -> None:
         learner, number = update.learner, update.task
@@ -331,10 +341,11 @@ class Account:
             self.num_tasks += 1
             found = (task.number, task.start.version, task.committed_steps, task.max_steps)
             budget = self._budget(task.learner, names)
-            right = (self.num_tasks, self.current.version, self.num_steps, budget)
+            right = (self.num_tasks, self.current.version, self.published_steps, budget)
             assert found == right, f"task {found}, not {right}"
             assert task.start is self.current, "everybody starts from the published model itself"
             self.open[task.number] = task
+            self.started_at[task.number] = self.published_steps
 
     def _make_version(self) -> None:
         right = self.community.model(self.current.weights.tolist())

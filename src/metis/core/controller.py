@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Controller:
     num_classes: int | None = None  # that judges count; 0: a regression; None: the first one says
 
     committed_steps: int = 0  # S_c: mini-batches in all folds so far
-    published_steps: int = 0  # of those, in the folds of published versions
+    published_steps: int = 0  # S_c of the current version: those in its folds and in earlier ones
     started: bool = False
     profiles: dict[LearnerId, Profile] = field(default_factory=dict)  # everybody ever seen
     members: set[LearnerId] = field(default_factory=set)
@@ -157,8 +157,19 @@ class Controller:
                 del self.evaluations[number]
             refused.append(Refuse(learner, ticket.update.task, "withdrawn by its learner"))
         if self.community.drop(learner):
-            self.folds = [fold for fold in self.folds if fold.learner != learner]
+            self._take_out(learner)
         return refused
+
+    def _take_out(self, learner: LearnerId) -> None:
+        """Have a learner's folds since the current version be none, nor its steps behind others."""
+        gone, kept = 0, list[Fold]()
+        for fold in self.folds:
+            if fold.learner == learner:
+                gone += fold.num_steps
+            else:
+                kept.append(replace(fold, steps_behind=fold.steps_behind - gone))
+        self.folds = kept
+        self.committed_steps -= gone
 
     def _expire_task(self, number: int) -> list[Command]:
         """Give up on a task; its learner is no member again until it is heard from."""
@@ -354,7 +365,7 @@ class Controller:
 
     def _train(self, learner: LearnerId, max_steps: int | None) -> Train:
         ordinal = self.tasks_given[learner] = self.tasks_given.get(learner, 0) + 1
-        task = Task(self.next_task, learner, self.current, self.committed_steps, max_steps, ordinal)
+        task = Task(self.next_task, learner, self.current, self.published_steps, max_steps, ordinal)
         self.next_task += 1
         self.tasks[task.number] = task
         self.task_of[learner] = task.number

@@ -127,7 +127,7 @@ class Task:
     number: int
     learner: LearnerId
     start: Snapshot
-    committed_steps: int  # S_c of the federation when the start model was handed out
+    committed_steps: int  # S_c of the start model: mini-batches in all folds that led to it
     max_steps: int | None = None  # a budget of mini-batches; None: its trigger decides
     ordinal: int = 1  # how many tasks this learner has been given; chance is keyed by it
 
