@@ -207,9 +207,12 @@ class RecipeTable:
     staleness_exponent: float = key(0.5, "a of FedAsync+Poly and FedBuff", low=0)
     proximal: float = key(0.005, "rho of FedAsync and FedProx", low=0)
     buffer_size: int = key(5, "FedBuff makes a version every so many updates (K)", low=1)
-    server_rate: float = key(1.0, "of FedBuff and FedAvgM", above=0)
+    server_rate: float | None = key(
+        None,
+        "of FedBuff and FedAvgM, default 1; of FedAdagrad, FedAdam and FedYogi, default 0.01",
+        above=0,
+    )
     server_momentum: float = key(0.9, "of FedAvgM", low=0, high=1)
-    server_adam_rate: float = key(0.01, "of FedAdam", above=0)
     epochs_of_slowest: float = key(
         1.0, "SemiSync's time budget, in epochs of the slowest (lambda)", above=0, high=10_000
     )

@@ -26,7 +26,7 @@ from metis.core.events import (
     Train,
 )
 from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
-from metis.core.server_step import FedAdam, FedAvgM, Stepped
+from metis.core.server_step import Adaptive, FedAvgM, Stepped
 from metis.core.types import (
     ClassCounts,
     ErrorSums,
@@ -949,7 +949,7 @@ OVERFLOWING: dict[str, tuple[Pacing, Callable[[], Community]]] = {
     "mixing": (Async(), lambda: Published(Mixing(), Narrow())),
     "buffer": (Buffered(2), lambda: Buffer(server_rate=4.0)),
     "momentum": (Sync(), lambda: Stepped(RoundAverage(), FedAvgM(rate=2.0))),
-    "adam": (Sync(), lambda: Stepped(RoundAverage(), FedAdam(rate=1e38))),
+    "adam": (Sync(), lambda: Stepped(RoundAverage(), Adaptive("adam", rate=1e38))),
     "stepped cache": (Async(), lambda: Stepped(CachedAverage(), FedAvgM(rate=3.0))),
 }
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from metis.core.community import CachedAverage, RoundAverage
-from metis.core.server_step import FedAdam, FedAvgM, ServerStep, Stepped
+from metis.core.server_step import Adaptive, FedAvgM, SecondMoment, ServerStep, Stepped
 from metis.core.types import LearnerId, Spans, Update, Vector, frozen
 
 
@@ -40,23 +40,68 @@ def test_server_momentum_goes_on_in_the_old_direction() -> None:
     np.testing.assert_array_equal(stepped(step, vector(4), vector(4)), [5])  # m = 0.5 * 4
 
 
-def test_server_adam_by_hand_without_bias_correction() -> None:
-    step = FedAdam(rate=0.1, beta1=0.9, beta2=0.99, tau=1e-3)
+def slow_adaptive(kind: str, averages: list[float], rate: float, start: float) -> list[float]:
+    """Algorithm 2 of Reddi et al. for one weight, in plain numbers."""
+    beta1, beta2, tau = 0.9, 0.99, 1e-3
+    x, m, v = float(np.float32(start)), 0.0, tau * tau
+    found = []
+    for average in averages:
+        delta = float(np.float32(average)) - x
+        m = beta1 * m + (1 - beta1) * delta
+        if kind == "adagrad":
+            v = v + delta**2
+        elif kind == "adam":
+            v = beta2 * v + (1 - beta2) * delta**2
+        elif v > delta**2:
+            v = v - (1 - beta2) * delta**2
+        elif v < delta**2:
+            v = v + (1 - beta2) * delta**2
+        x = float(np.float32(x + rate * m / (math.sqrt(v) + tau)))
+        found.append(x)
+    return found
 
-    after = stepped(step, vector(1.0), vector(3.0))
-    first, second = 0.1 * 2.0, 0.99 * 1e-6 + 0.01 * 4.0
-    assert after[0] == np.float32(1.0 + 0.1 * first / (math.sqrt(second) + 1e-3))
 
-    again = stepped(step, vector(1.0), vector(0.0))
-    first, second = 0.9 * first - 0.1, 0.99 * second + 0.01
-    assert again[0] == np.float32(1.0 + 0.1 * first / (math.sqrt(second) + 1e-3))
+KINDS: list[SecondMoment] = ["adagrad", "adam", "yogi"]
 
 
-def test_a_federation_that_stands_still_is_not_moved_by_server_adam() -> None:
-    np.testing.assert_array_equal(stepped(FedAdam(), vector(1, -2), vector(1, -2)), [1, -2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adaptive_step_is_algorithm_2_without_bias_correction(kind: SecondMoment) -> None:
+    rng = np.random.default_rng(3)
+    size, rounds = 20, 40
+    averages = rng.normal(size=(rounds, size)) * 10.0 ** rng.integers(-4, 2, size)
+    averages[10:20] = averages[9]  # a while of standing still: delta^2 falls below v
+    current, step = frozen(rng.normal(size=size)), Adaptive(kind, rate=0.1)
+    right = [
+        slow_adaptive(kind, averages[:, i].tolist(), 0.1, float(current[i])) for i in range(size)
+    ]
+
+    for k, average in enumerate(averages):
+        current = stepped(step, current, frozen(average))
+        np.testing.assert_allclose(current, [column[k] for column in right], rtol=2e-6)
 
 
-STEPS = [FedAvgM, FedAdam]
+def test_the_three_kinds_differ_from_the_first_round_on() -> None:
+    found = {kind: stepped(Adaptive(kind, rate=0.1), vector(1.0), vector(3.0))[0] for kind in KINDS}
+
+    first = 0.1 * 2.0
+    assert found["adagrad"] == np.float32(1 + 0.1 * first / (math.sqrt(1e-6 + 4.0) + 1e-3))
+    assert found["adam"] == np.float32(1 + 0.1 * first / (math.sqrt(0.99e-6 + 0.04) + 1e-3))
+    assert found["yogi"] == np.float32(1 + 0.1 * first / (math.sqrt(1e-6 + 0.04) + 1e-3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_federation_that_stands_still_is_not_moved_by_an_adaptive_step(
+    kind: SecondMoment,
+) -> None:
+    np.testing.assert_array_equal(stepped(Adaptive(kind), vector(1, -2), vector(1, -2)), [1, -2])
+
+
+STEPS: list[Callable[[], ServerStep]] = [
+    FedAvgM,
+    lambda: Adaptive("adagrad"),
+    lambda: Adaptive("adam"),
+    lambda: Adaptive("yogi"),
+]
 
 
 @pytest.mark.parametrize("kind", STEPS)

@@ -24,7 +24,8 @@ def network() -> nn.Module:
     ("policy", "recipe"),
     [
         ("fedavgm", {}),
-        ("fedadam", {"server_adam_rate": 0.1}),
+        ("fedadam", {"server_rate": 0.1}),
+        ("fedyogi", {"server_rate": 0.1}),
         ("fedbuff", {"buffer_size": 3}),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -43,17 +43,22 @@ class FedAvgM:
         self.velocity = None
 
 
-@dataclass(slots=True)
-class FedAdam:
-    """Adaptive server step (Reddi et al. 2021, algorithm 2): rate * m / (sqrt(v) + tau).
+#: How v follows delta^2: summed up; as a running mean; or towards it by a step of its own size.
+SecondMoment: TypeAlias = Literal["adagrad", "adam", "yogi"]
 
-    m = beta1 m + (1 - beta1) delta and v = beta2 v + (1 - beta2) delta^2, without bias correction,
-    as in the paper. It asks for v >= tau^2 at the start; we take tau^2, and m = 0.
+
+@dataclass(slots=True)
+class Adaptive:
+    """FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021, algorithm 2): rate * m / (sqrt(v) + tau).
+
+    m = beta1 m + (1 - beta1) delta for all three. Without bias correction, as in the paper. It asks
+    for v >= tau^2 at the start; we take tau^2, and m = 0.
     """
 
+    kind: SecondMoment = "adam"
     rate: float = 0.01
     beta1: float = 0.9
-    beta2: float = 0.99
+    beta2: float = 0.99  # not of FedAdagrad
     tau: float = 1e-3
     first: Sum | None = None  # m
     second: Sum | None = None  # v
@@ -62,11 +67,21 @@ class FedAdam:
         first = np.zeros_like(delta) if self.first is None else self.first
         second = np.full_like(delta, self.tau**2) if self.second is None else self.second
         self.first = self.beta1 * first + (1.0 - self.beta1) * delta
-        self.second = self.beta2 * second + (1.0 - self.beta2) * delta * delta
+        self.second = self._second(second, delta)
         return self.rate * self.first / (np.sqrt(self.second) + self.tau)
 
     def reset(self) -> None:
         self.first, self.second = None, None
+
+    def _second(self, second: Sum, delta: Sum) -> Sum:
+        match self.kind:
+            case "adagrad":
+                return second + delta * delta
+            case "adam":
+                return self.beta2 * second + (1.0 - self.beta2) * delta * delta
+            case "yogi":
+                square = delta * delta
+                return second - (1.0 - self.beta2) * square * np.sign(second - square)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,6 @@ def recipe_of(config: Config, buffers: Spans = ()) -> Recipe:
         buffer_size=table.buffer_size,
         server_rate=table.server_rate,
         server_momentum=table.server_momentum,
-        server_adam_rate=table.server_adam_rate,
         epochs_of_slowest=table.epochs_of_slowest,
         repair_every=table.repair_every,
         buffers=buffers,
