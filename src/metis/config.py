@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from metis import paper, tables
+from metis.core.community import CachedAverage
 from metis.core.errors import ConfigError, unknown
-from metis.core.recipes import POLICIES
+from metis.core.recipes import POLICIES, Settings
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.tables import key, table
 
@@ -307,6 +308,11 @@ class Output:
     keep_updates: bool = key(
         False, "keep every update on disk, so that `metis replay` can verify the run"
     )
+    latest_models: str = key(
+        "memory",
+        "where the async policies keep each learner's latest model",
+        choices=("memory", "disk"),
+    )
     checkpoint_seconds: float = key(
         60.0, "real seconds between checkpoints; 0: only when interrupted", low=0
     )
@@ -372,6 +378,12 @@ class Config:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ConfigError(f"policy: {unknown('policy', self.policy, POLICIES)}")
+        community = POLICIES[self.policy].recipe(Settings()).community
+        if self.output.latest_models == "disk" and not isinstance(community, CachedAverage):
+            raise ConfigError(
+                f"output.latest_models = 'disk': {self.policy} keeps no latest models; "
+                "policies with a cached average do (see `metis policies`)"
+            )
         if not self.groups:
             raise ConfigError("groups: at least one is needed, such as [groups.fast]")
         stated = [g.learners for g in self.groups.values() if g.learners is not None]

@@ -7,7 +7,7 @@ published the pacing's. All sums are float64; models are kept by reference, neve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,7 +29,24 @@ from metis.core.types import (
 )
 
 _EPSILON = 2.0**-52  # twice what rounding to float64 can do, as a share of the result
+_AT_ONCE = 64  # models that are read side by side; each may be a file
 _TOLERANCE = 1e-8  # of the cached sum; rounding its mean to float32 is six times as bad
+
+
+class Models(Protocol):
+    """A mapping from learners to models: a dict, or what keeps them elsewhere."""
+
+    def get(self, learner: LearnerId, /) -> Vector | None: ...
+
+    def __iter__(self) -> Iterator[LearnerId]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, learner: LearnerId, /) -> Vector: ...
+
+    def __setitem__(self, learner: LearnerId, weights: Vector, /) -> None: ...
+
+    def __delitem__(self, learner: LearnerId, /) -> None: ...
 
 
 class Community(Protocol):
@@ -154,7 +171,7 @@ class CachedAverage:
     """
 
     repair_every: int = 10_000
-    latest: dict[LearnerId, Vector] = field(default_factory=dict)  # w_k
+    latest: Models = field(default_factory=dict[LearnerId, Vector])  # w_k
     weights: dict[LearnerId, float] = field(default_factory=dict)  # p_k
     sizes: dict[LearnerId, float] = field(default_factory=dict)  # |p_k w_k|, once it is in W
     total: Sum | None = None  # W, but for the pending change
@@ -181,7 +198,7 @@ class CachedAverage:
             self._repair()
 
     def drop(self, learner: LearnerId) -> bool:
-        if learner not in self.latest:
+        if learner not in self.weights:
             return False
         self._replace(learner, None, 0.0)
         self.replaced.pop(learner, None)
@@ -221,16 +238,22 @@ class CachedAverage:
 
     def recompute(self) -> tuple[Sum, float]:
         """Return W and P summed anew from the latest models, in sorted learner order: O(N M)."""
-        terms = [(self.latest[learner], self.weights[learner]) for learner in sorted(self.latest)]
-        if not terms:
+        learners = sorted(self.latest)
+        if not learners:
             return np.zeros(0 if self.total is None else self.total.size), 0.0
-        return weighted_sum(terms), _mass(terms)
+        total: Sum | None = None
+        for start in range(0, len(learners), _AT_ONCE):
+            some = learners[start : start + _AT_ONCE]
+            total = weighted_sum([(self.latest[one], self.weights[one]) for one in some], total)
+        assert total is not None
+        return total, math.fsum(self.weights.values())
 
     def _replace(self, learner: LearnerId, weights: Vector | None, weight: float) -> None:
         if self.published:
             self.published, self.repaired, self.replaced = False, None, {}
         self._apply_pending()
-        old, old_weight = self.latest.get(learner), self.weights.get(learner, 0.0)
+        old = self.latest.get(learner)
+        old_weight = self.weights.get(learner, 0.0)
         earlier = None if old is None else (old, old_weight, self.sizes[learner])
         self.replaced.setdefault(learner, earlier)
         comes = weights if weight > 0 else None
@@ -251,8 +274,9 @@ class CachedAverage:
             self.pending = Change(learner, -old_weight, old)
 
     def _forget(self, learner: LearnerId) -> None:
-        for record in (self.latest, self.weights, self.sizes):
-            record.pop(learner, None)
+        if learner in self.weights:
+            del self.latest[learner], self.weights[learner]
+        self.sizes.pop(learner, None)
 
     def _clear(self) -> None:
         self.total, self.pending, self.mass, self.mass_error = None, None, 0.0, 0.0

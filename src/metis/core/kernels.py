@@ -96,13 +96,14 @@ def divide(total: Sum, mass: float) -> Vector:
     return frozen(out)
 
 
-def weighted_sum(terms: Sequence[tuple[Vector, float]]) -> Sum:
+def weighted_sum(terms: Sequence[tuple[Vector, float]], onto: Sum | None = None) -> Sum:
     """Return the sum of weight * model over at least one term, added up in the order given.
 
-    Block by block, so that the sum stays in cache and each model is read from memory once.
+    Block by block, so that the sum stays in cache and each model is read from memory once. With
+    `onto` it goes on from there, in place.
     """
     size = terms[0][0].size
-    total: Sum = np.zeros(size)
+    total: Sum = np.zeros(size) if onto is None else onto
     loop = _loop_for(total, *(weights for weights, _ in terms))
 
     def part(low: int, high: int) -> float:
