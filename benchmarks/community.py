@@ -123,7 +123,7 @@ class _Commits:
 
     def cached(self) -> None:
         learner = self.learners[self.rng.integers(len(self.learners))]
-        replaced, _ = self.community.latest[learner]
+        replaced = self.community.latest[learner]
         self._fold(learner, self.arriving)
         self.current = self.community.model(self.current)
         self.arriving = replaced

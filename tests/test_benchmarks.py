@@ -61,6 +61,14 @@ def test_a_community_update_is_timed_with_and_without_the_cache(tmp_path: Path) 
         assert row["cached_to_copy"] > 0
 
 
+def test_latest_models_on_disk_are_weighed_against_those_in_memory(tmp_path: Path) -> None:
+    found = measured("latest.py", tmp_path / "latest.json")
+
+    assert found["memory"]["anonymous_bytes"] > 0.9 * found["memory"]["models_bytes"]
+    assert found["disk"]["anonymous_bytes"] < found["memory"]["anonymous_bytes"]
+    assert found["disk_to_memory_seconds"] > 0
+
+
 def test_a_simulation_is_timed_beside_a_plain_loop(tmp_path: Path) -> None:
     found = measured("simulate.py", tmp_path / "w1.json", "--workload", "w1", "--examples", "100")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from metis import paper, tables
+from metis.core.community import CachedAverage
 from metis.core.errors import ConfigError, unknown
-from metis.core.recipes import POLICIES
+from metis.core.recipes import POLICIES, Settings
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.tables import key, table
 
@@ -215,9 +216,12 @@ class RecipeTable:
     staleness_exponent: float = key(0.5, "a of FedAsync+Poly and FedBuff", low=0)
     proximal: float = key(0.005, "rho of FedAsync and FedProx", low=0)
     buffer_size: int = key(5, "FedBuff makes a version every so many updates (K)", low=1)
-    server_rate: float = key(1.0, "of FedBuff and FedAvgM", above=0)
+    server_rate: float | None = key(
+        None,
+        "of FedBuff and FedAvgM, default 1; of FedAdagrad, FedAdam and FedYogi, default 0.01",
+        above=0,
+    )
     server_momentum: float = key(0.9, "of FedAvgM", low=0, high=1)
-    server_adam_rate: float = key(0.01, "of FedAdam", above=0)
     epochs_of_slowest: float = key(
         1.0, "SemiSync's time budget, in epochs of the slowest (lambda)", above=0, high=10_000
     )
@@ -312,6 +316,11 @@ class Output:
     keep_updates: bool = key(
         False, "keep every update on disk, so that `metis replay` can verify the run"
     )
+    latest_models: str = key(
+        "memory",
+        "where the async policies keep each learner's latest model",
+        choices=("memory", "disk"),
+    )
     checkpoint_seconds: float = key(
         60.0, "real seconds between checkpoints; 0: only when interrupted", low=0
     )
@@ -377,6 +386,12 @@ class Config:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ConfigError(f"policy: {unknown('policy', self.policy, POLICIES)}")
+        community = POLICIES[self.policy].recipe(Settings()).community
+        if self.output.latest_models == "disk" and not isinstance(community, CachedAverage):
+            raise ConfigError(
+                f"output.latest_models = 'disk': {self.policy} keeps no latest models; "
+                "policies with a cached average do (see `metis policies`)"
+            )
         if not self.groups:
             raise ConfigError("groups: at least one is needed, such as [groups.fast]")
         stated = [g.learners for g in self.groups.values() if g.learners is not None]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -211,6 +212,83 @@ def test_a_repair_mends_a_sum_that_went_wrong_and_says_by_how_much() -> None:
     np.testing.assert_array_equal(community.model(ORIGIN), [4, 8])
 
 
+@pytest.mark.parametrize("exponent", range(6, 38, 2))
+@pytest.mark.parametrize("goes_by", ["its next update", "a weight of zero"])
+def test_what_a_huge_update_leaves_in_the_cached_sum_is_repaired(
+    exponent: int, goes_by: str
+) -> None:
+    """Taken out again it leaves its rounding: a ten-thousandth for 1e12, everything for 1e18."""
+    rng = np.random.default_rng(exponent)
+    community = CachedAverage(repair_every=10**9)
+    learners = [LearnerId(str(i)) for i in range(5)]
+    pool = [frozen(rng.normal(size=100)) for _ in range(20)]
+    worst, repairs = 0.0, 0
+    for k in range(300):
+        learner, weights, weight = learners[k % 5], pool[rng.integers(20)], 0.5 + rng.random()
+        if k == 100:
+            weights = frozen(weights * np.float32(10.0**exponent))
+        elif k == 105 and goes_by == "a weight of zero":
+            weight = 0.0
+        fold(community, learner, weights, weight)
+        model = community.model(ORIGIN)
+        repairs += community.drift is not None
+        right = mean_of_latest(community)
+        worst = max(worst, float(np.abs(model - right).max() / np.abs(right).max()))
+
+    assert worst <= 1.2e-7  # the last bit of a float32
+    assert repairs == (exponent > 6) or exponent == 8
+
+
+def test_one_huge_value_among_many_is_enough_for_a_repair() -> None:
+    community = CachedAverage()
+    poisoned = np.ones(1000, np.float32)
+    poisoned[700] = 1e15
+    for learner, weights in ((A, np.ones(1000)), (B, poisoned), (B, np.ones(1000))):
+        fold(community, learner, frozen(weights / 3), 0.3)
+        model = community.model(ORIGIN)
+
+    assert community.drift is not None
+    assert community.drift > 1e-3
+    np.testing.assert_array_equal(model, np.full(1000, np.float32(1 / 3)))
+
+
+def test_the_error_of_the_cached_sum_is_within_its_bound() -> None:
+    rng = np.random.default_rng(5)
+    community = CachedAverage(repair_every=10**9)
+    exact: dict[LearnerId, Fraction] = {}
+    for k in range(400):
+        learner = LearnerId(str(rng.integers(4)))
+        weights = frozen(rng.normal(size=1) * 10.0 ** rng.integers(-3, 4))
+        weight = float(rng.random())
+        fold(community, learner, weights, weight)
+        community.model(ORIGIN)
+        exact[learner] = Fraction(weight) * Fraction(float(weights[0]))
+        if community.drift is not None:
+            continue
+        assert community.total is not None
+        error = abs(Fraction(float(community.total[0])) - sum(exact.values()))
+        size = sum(map(abs, exact.values()))
+        # A fresh sum rounds too, at most so much.
+        assert error <= community.error + 8 * 2.0**-53 * float(size), k
+        assert abs(community.size - size) <= community.error
+    assert community.error > 0.0
+
+
+@pytest.mark.parametrize("num_learners", [2, 10, 300])
+def test_ordinary_training_brings_no_repair(num_learners: int) -> None:
+    """Weights that grow a hundredfold and shrink again, scores that differ as much."""
+    rng = np.random.default_rng(num_learners)
+    community = CachedAverage(repair_every=10**9)
+    learners = [LearnerId(str(i)) for i in range(num_learners)]
+    for k in range(10_000):
+        scale = 10.0 ** math.sin(k / 700)
+        weights = frozen(scale * rng.normal(size=20))
+        fold(community, learners[k % num_learners], weights, float(rng.uniform(0.01, 1.0)))
+        community.model(ORIGIN)
+        assert community.drift is None
+    assert community.error < 1e-9 * community.size
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["fold", "fold", "fold", "drop", "model"]),
@@ -323,6 +401,20 @@ def test_a_fold_of_weight_zero_still_counts_as_an_arrival() -> None:
     np.testing.assert_array_equal(community.model(vector(10, 10)), [11, 10])
 
 
+@pytest.mark.parametrize("server_rate", [0.5, 1.0, 3.0])
+def test_the_buffers_of_a_model_stay_between_what_the_folds_say(server_rate: float) -> None:
+    """Added up as differences, what two stale learners say of a variance leaves it below zero."""
+    community = Buffer(server_rate, buffers=((1, 2),))
+    community.fold(update(A, vector(3, 1)), 1.0, base=vector(1, 9))
+    community.fold(update(B, vector(3, 2)), 0.5, base=vector(1, 9))
+    community.fold(update(C, vector(3, 99)), 0.0, base=vector(1, 9))
+
+    model = community.model(vector(10, 3))
+
+    assert model[0] == np.float32(10 + server_rate / 3 * (1 * 2 + 0.5 * 2))
+    assert model[1] == np.float32((1 * 1 + 0.5 * 2) / 1.5)
+
+
 # --- what all of them promise
 
 ALL = [RoundAverage, CachedAverage, Mixing, Buffer]
@@ -387,10 +479,20 @@ def test_compiled_and_numpy_loops_give_the_same_bits(
     results = []
     for loop in (compiled, kernels._numpy_loop):
         state, out = total.copy(), np.zeros(total.size, np.float32)
-        loop(state, keep, 0.1, new, 0.3, old if with_old else None, 1.7, out if with_out else None)
-        results.append((state.tobytes(), out.tobytes()))
+        before, result = old if with_old else None, out if with_out else None
+        largest = loop(state, keep, 0.1, new, 0.3, before, 1.7, result, new.view(np.int32))
+        results.append((state.tobytes(), out.tobytes(), largest))
 
     assert results[0] == results[1]
+    assert results[0][2] == np.abs(new).max()
+
+
+@pytest.mark.parametrize("size", [1, 1000, kernels._BLOCK + 1, kernels._PARALLEL + 3])
+def test_a_shift_finds_the_largest_value_wherever_it_is(size: int) -> None:
+    for place, value in ((0, -3.5), (size // 2, 3e38), (size - 1, -1e-30)):
+        new = np.zeros(size, np.float32)
+        new[place] = value
+        assert kernels.shift(np.zeros(size), 1.0, 0.1, frozen(new)) == np.float32(abs(value))
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, kernels._BLOCK, kernels._BLOCK + 1, 300_000])

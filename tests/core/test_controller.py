@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from metis.core.community import Buffer, CachedAverage, Mixing
+from metis.core.codec import Published
+from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
 from metis.core.controller import Controller, fits
+from metis.core.errors import ModelError
 from metis.core.events import (
     Arrived,
     Command,
@@ -21,8 +25,18 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
-from metis.core.pacing import Async, Buffered, SemiSync, Sync
-from metis.core.types import ClassCounts, ErrorSums, LearnerId, Snapshot, Update, dense
+from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
+from metis.core.server_step import Adaptive, FedAvgM, Stepped
+from metis.core.types import (
+    ClassCounts,
+    ErrorSums,
+    LearnerId,
+    Snapshot,
+    Update,
+    Vector,
+    dense,
+    frozen,
+)
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal
 from tests.core.federation import (
     answer,
@@ -275,6 +289,76 @@ def test_folds_of_one_round_are_all_fresh_in_versions_but_not_in_steps() -> None
     folds = published(arrive(controller, "a", num_steps=4)).folds
 
     assert [(f.versions_behind, f.steps_behind) for f in folds] == [(0, 3), (0, 7)]
+
+
+def test_folds_in_a_buffer_are_not_in_the_version_that_is_handed_out() -> None:
+    controller = federation(Buffered(2), ByStaleness(1.0), Buffer(), "abc")
+    first = tasks(arrive(controller, "a", num_steps=7))["a"]
+    assert (first.start.version, first.committed_steps) == (0, 0)  # not 7: they are in no version
+    assert controller.committed_steps == 7  # which a trigger sees, as in a round
+
+    arrive(controller, "b", num_steps=5)
+    behind = published(arrive_twice(controller)).folds
+
+    # c and a started from version 0, which is 12 mini-batches behind version 1.
+    assert [(f.learner, f.versions_behind, f.steps_behind) for f in behind] == [
+        ("c", 1, 12 - 0 + 4),
+        ("a", 1, 16 - 0 + 3),
+    ]
+
+
+def arrive_twice(controller: Controller) -> list[Command]:
+    arrive(controller, "c", num_steps=4)
+    return arrive(controller, "a", num_steps=3)
+
+
+@pytest.mark.parametrize("pacing", [Sync(), SemiSync(), Async()])
+def test_where_every_release_follows_a_version_nothing_committed_is_unpublished(
+    pacing: Pacing,
+) -> None:
+    controller = federation(pacing, members="abc")
+    for learner in "abcabcabc":
+        commands = arrive(controller, learner, num_steps=ord(learner) - 96)
+        for task in tasks(commands).values():
+            assert task.committed_steps == controller.committed_steps
+
+
+def test_a_fold_withdrawn_in_mid_round_was_never_committed() -> None:
+    controller = federation(Sync(), members="abc")
+    arrive(controller, "a", 9, 9, num_steps=7)
+    arrive(controller, "b", 2, 2, num_steps=5)
+    controller.handle(Left(A, withdraw=True))
+    assert controller.committed_steps == 5
+
+    version = published(arrive(controller, "c", 4, 4, num_steps=3))
+
+    assert [(f.learner, f.steps_behind) for f in version.folds] == [("b", 5), ("c", 8)]
+    assert version.committed_steps == 8
+    assert task_of(controller, "b").committed_steps == 8
+
+
+def test_what_is_withdrawn_from_earlier_versions_stays_committed() -> None:
+    """Others have started from them."""
+    controller = federation(Async(), members="ab")
+    arrive(controller, "a", num_steps=7)
+    controller.handle(Left(A, withdraw=True))
+
+    version = published(arrive(controller, "b", num_steps=5))
+
+    assert version.committed_steps == 12
+    assert version.folds[0].steps_behind == 12
+
+
+def test_no_staleness_is_negative_after_a_withdrawal() -> None:
+    controller = federation(Buffered(3), ByStaleness(1.0), Buffer(), "abc")
+    arrive(controller, "a", num_steps=7)
+    started = task_of(controller, "a")
+    arrive(controller, "b", num_steps=5)
+    controller.handle(Left(A, withdraw=True))
+
+    assert controller.committed_steps >= started.committed_steps
+    assert controller.committed_steps >= task_of(controller, "b").committed_steps
+    assert [fold.steps_behind for fold in controller.folds] == [5]
 
 
 # --- SemiSync budget by hand
@@ -853,6 +937,151 @@ def test_withdrawing_from_a_buffer_takes_out_what_of_it_is_still_there() -> None
 
     assert [fold.learner for fold in version.folds] == ["b", "c"]
     assert weights_of(controller) == [1, 1]
+
+
+# --- a version that would be no model
+
+#: The largest float32 is 3.4e38. Name -> pacing, and a community that a finite update can carry
+#: over its edge.
+OVERFLOWING: dict[str, tuple[Pacing, Callable[[], Community]]] = {
+    "round": (Sync(), lambda: Published(RoundAverage(), Narrow())),
+    "cache": (Async(), lambda: Published(CachedAverage(), Narrow())),
+    "mixing": (Async(), lambda: Published(Mixing(), Narrow())),
+    "buffer": (Buffered(2), lambda: Buffer(server_rate=4.0)),
+    "momentum": (Sync(), lambda: Stepped(RoundAverage(), FedAvgM(rate=2.0))),
+    "adam": (Sync(), lambda: Stepped(RoundAverage(), Adaptive("adam", rate=1e38))),
+    "stepped cache": (Async(), lambda: Stepped(CachedAverage(), FedAvgM(rate=3.0))),
+}
+
+
+class Narrow:
+    """A codec whose packets hold changes up to 1e38."""
+
+    needs_base = True
+
+    def encode(
+        self, weights: Vector, base: Vector, residual: Vector | None = None
+    ) -> tuple[bytes, Vector | None]:
+        if np.abs(weights).max() > 1e38:
+            raise ModelError("a weight is larger than 1e38")
+        return weights.tobytes(), None
+
+    def decode(self, packet: bytes | memoryview, base: Vector) -> Vector:
+        return frozen(np.frombuffer(packet, np.float32))
+
+
+def until_refused(controller: Controller) -> tuple[Snapshot, int, list[Command]]:
+    """Send huge updates until some are refused; return what was current before, and S_c."""
+    for turn in range(20):
+        good, steps = controller.current, controller.published_steps
+        refused = arrive(controller, "ab"[turn % 2], 3e38, 3e38, num_steps=7)
+        if refusals(refused):
+            return good, steps, refused
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_folds_that_would_make_no_model_are_refused_and_the_last_good_one_stays(name: str) -> None:
+    pacing, community = OVERFLOWING[name]
+    controller = federation(pacing, ByStaleness(0.5, 0.0), community(), "ab", vector(0, 0))
+    for learner in ("a", "b"):
+        arrive(controller, learner, 1e-3, 0, num_steps=5)
+    assert controller.current.version > 0
+
+    good, steps, refused = until_refused(controller)
+
+    reasons = set(refusals(refused).values())
+    assert len(reasons) == 1
+    assert re.search("would not be finite|would fit no packet.*larger than 1e38", reasons.pop())
+    assert publishes_nothing(refused)
+    assert controller.current is good
+    assert controller.committed_steps == steps
+    assert {task.start.version for task in tasks(refused).values()} == {good.version}
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_after_a_refused_version_good_updates_make_versions_again(name: str) -> None:
+    pacing, community = OVERFLOWING[name]
+    controller = federation(pacing, ByStaleness(0.5, 0.0), community(), "ab", vector(0, 0))
+    until_refused(controller)
+    before = controller.current.version
+
+    for learner in [name for name in ("b", "a") if name in controller.task_of] * 2:
+        assert not refusals(arrive(controller, learner, 2e-3, 0.0))
+
+    assert controller.current.version > before
+    assert np.isfinite(controller.current.weights).all()
+
+
+def test_what_a_refused_model_replaced_in_the_cache_is_back() -> None:
+    controller = federation(Async(), ByExamples(), Published(CachedAverage(), Narrow()), "abc")
+    good = federation(Async(), ByExamples(), Published(CachedAverage(), Narrow()), "abc")
+    for each in (controller, good):
+        arrive(each, "a", 0.1, 3, num_examples=30)
+        arrive(each, "b", 0.7, 5, num_examples=20)
+    arrive(controller, "a", 3e38, 0, num_examples=10_000)
+    arrive(controller, "c", -3e38, 0, num_examples=10_000)
+
+    assert controller.current.weights.tobytes() == good.current.weights.tobytes()
+    for each in (controller, good):
+        arrive(each, "b", 0.3, 1, num_examples=7)
+    assert controller.current.weights.tobytes() == good.current.weights.tobytes()
+    assert weights_of(controller) == pytest.approx([(0.1 * 30 + 0.3 * 7) / 37, (90 + 7) / 37])
+
+
+def test_what_was_withdrawn_does_not_come_back_with_a_refused_version() -> None:
+    controller = federation(Async(), Equal(), Published(CachedAverage(), Narrow()), "abc")
+    arrive(controller, "a", 5, 5)
+    arrive(controller, "b", 1, 1)
+    controller.handle(Left(A, withdraw=True))
+    arrive(controller, "b", 3e38, 0)
+    assert weights_of(controller) == [3, 3]  # a version was made of nothing since
+
+    arrive(controller, "b", 2, 2)
+
+    assert weights_of(controller) == [2, 2]
+
+
+def test_the_fold_of_a_learner_that_has_left_is_refused_with_its_version() -> None:
+    controller = federation(Async(), ByValidation(), Published(CachedAverage(), Narrow()), "ab")
+    asked = evaluations(arrive(controller, "a", 3e38, 0, counts=counted(1, 1)))
+    controller.handle(Left(A))
+    controller.handle(Left(B))
+    assert score_all(controller, asked, None) == []
+    assert [fold.learner for fold in controller.folds] == ["a"]
+
+    commands = controller.handle(Joined(profile("b")))
+
+    assert set(refusals(commands)) == {"a"}
+    assert tasks(commands)["b"].start.version == 0
+    assert controller.folds == []
+
+
+@pytest.mark.parametrize("name", ["round", "cache", "mixing"])
+def test_the_mean_of_the_largest_models_is_a_model(name: str) -> None:
+    pacing, community = OVERFLOWING[name]
+    inner = community()
+    assert isinstance(inner, Published)
+    controller = federation(pacing, ByStaleness(0.3, 0.1), inner.community, "abc")
+    largest = float(np.finfo(np.float32).max)
+    for learner in "abcabc":
+        commands = arrive(controller, learner, largest, -largest)
+        assert not refusals(commands)
+
+    assert weights_of(controller) == [largest, -largest]
+
+
+def test_a_server_optimizer_begins_again_after_a_refused_version() -> None:
+    step = FedAvgM()
+    controller = federation(Sync(), Equal(), Stepped(RoundAverage(), step), "a")
+    arrive(controller, "a", 3e38, 0)
+    refused = arrive(controller, "a", 3e38, 0)  # and the momentum is 2.7e38
+
+    assert set(refusals(refused)) == {"a"}
+    assert step.velocity is None
+    assert weights_of(controller) == pytest.approx([3e38, 0])
+    arrive(controller, "a", 2e38, 1)
+    assert weights_of(controller) == pytest.approx([2e38, 1])
 
 
 # --- sampling

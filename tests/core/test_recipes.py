@@ -9,7 +9,7 @@ from metis.core.errors import ConfigError
 from metis.core.events import Publish
 from metis.core.pacing import Async, Buffered, SemiSync, Sync
 from metis.core.recipes import POLICIES, Settings, recipe
-from metis.core.server_step import Stepped
+from metis.core.server_step import Adaptive, FedAvgM, Stepped
 from metis.core.types import Snapshot, Task, Update, Vector
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal
 from tests.core.federation import answer, counted, run_toys, vector
@@ -113,7 +113,9 @@ def test_every_policy_says_what_it_is(policy: str) -> None:
         ("fedbuff", Buffer, ByStaleness, Buffered),
         ("fedprox", RoundAverage, ByExamples, Sync),
         ("fedavgm", Stepped, ByExamples, Sync),
+        ("fedadagrad", Stepped, ByExamples, Sync),
         ("fedadam", Stepped, ByExamples, Sync),
+        ("fedyogi", Stepped, ByExamples, Sync),
     ],
 )
 def test_a_policy_is_this_composition(
@@ -165,6 +167,24 @@ def test_settings_reach_the_recipe() -> None:
     assert recipe("async-dvw", settings).weighting == ByValidation("mcc", "others")
     assert recipe("sync-fedavg", settings).pacing == Sync(50, 4)
     assert recipe("semisync-dvw", settings).pacing == SemiSync(3.0, 50, 4)
+
+
+def test_one_server_rate_goes_with_every_server_step() -> None:
+    def rates(settings: Settings) -> dict[str, float]:
+        found = {}
+        for name in ("fedbuff", "fedavgm", "fedadagrad", "fedadam", "fedyogi"):
+            community = recipe(name, settings).community
+            if isinstance(community, Stepped):
+                assert isinstance(community.step, FedAvgM | Adaptive)
+                found[name] = community.step.rate
+            else:
+                assert isinstance(community, Buffer)
+                found[name] = community.server_rate
+        return found
+
+    adaptive = dict.fromkeys(("fedadagrad", "fedadam", "fedyogi"), 0.01)
+    assert rates(Settings()) == {"fedbuff": 1.0, "fedavgm": 1.0, **adaptive}
+    assert set(rates(Settings(server_rate=0.3)).values()) == {0.3}
 
 
 def test_two_recipes_never_share_a_community() -> None:

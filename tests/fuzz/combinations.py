@@ -110,7 +110,8 @@ def play(made: Federation, rng: random.Random) -> tuple[list[Event], list[list[C
     """Run one schedule; return its events, the commands they gave, and the account of it all."""
     controller = made.controller()
     account = made.account(controller)
-    schedule = Schedule(rng, account, made.num_learners, rng.choice((0.0, 0.0, 0.5, 1.0)))
+    sparse, huge = rng.choice((0.0, 0.0, 0.5, 1.0)), rng.choice((0.0, 0.0, 0.0, 0.7))
+    schedule = Schedule(rng, account, made.num_learners, sparse, huge)
     events: list[Event] = []
     told: list[list[Command]] = []
     for _ in range(rng.randint(30, 50)):
@@ -187,6 +188,7 @@ class Tally:
     replayed_events: int = 0
     folds: int = 0
     versions: int = 0
+    rejected: int = 0
 
 
 def fuzz(name: str, num_schedules: int) -> Tally:
@@ -205,6 +207,7 @@ def fuzz(name: str, num_schedules: int) -> Tally:
         tally.events += len(events)
         tally.folds += account.num_folds
         tally.versions += account.current.version
+        tally.rejected += account.num_rejected
     return tally
 
 

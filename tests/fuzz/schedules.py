@@ -38,6 +38,8 @@ _RNG = np.random.default_rng(1990)
 MODELS: list[Vector] = [
     frozen(_RNG.normal(size=SIZE) * 10.0 ** _RNG.integers(-2, 3)) for _ in range(200)
 ]
+#: Finite, and near the largest float32: whoever steps beyond them makes no model.
+HUGE: list[Vector] = [frozen(_RNG.uniform(-3.4e38, 3.4e38, SIZE)) for _ in range(20)]
 UNFIT: list[Vector] = [
     frozen(np.array([1, math.nan, 1])),
     frozen(np.array([1, 1, -math.inf])),
@@ -70,6 +72,7 @@ class Schedule:
     account: Account
     num_learners: int
     share_sparse: float  # of the updates: what a codec like STC makes of them
+    share_huge: float
     sent: list[Update] = field(default_factory=list)
     unheard: list[Task] = field(default_factory=list)  # taken from their learners unanswered
 
@@ -113,7 +116,7 @@ class Schedule:
 
     def _update(self, task: Task) -> Update:
         rng = self.rng
-        weights: Model = MODELS[rng.randrange(len(MODELS))]
+        weights: Model = rng.choice(HUGE if rng.random() < self.share_huge else MODELS)
         if rng.random() < self.share_sparse:
             weights = _sparse(task.start.weights, weights, rng)
         update = Update(

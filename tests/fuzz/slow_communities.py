@@ -21,6 +21,10 @@ class SlowCommunity(Protocol):
 
     def model(self, current: Values) -> Values: ...
 
+    def reject(self) -> None:
+        """The model just made was none."""
+        ...
+
 
 def mean(terms: Sequence[tuple[float, Values]]) -> list[float]:
     mass = math.fsum(weight for weight, _ in terms)
@@ -51,6 +55,9 @@ class SlowRound:
         self.round = {}
         return mean(terms) if terms else current
 
+    def reject(self) -> None:
+        raise AssertionError("a mean of finite models is finite")
+
 
 @dataclass(slots=True)
 class SlowCache:
@@ -67,6 +74,9 @@ class SlowCache:
     def model(self, current: Values) -> Values:
         terms = [term for _, term in sorted(self.latest.items()) if term[0] > 0]
         return mean(terms) if terms else current
+
+    def reject(self) -> None:
+        raise AssertionError("a mean of finite models is finite")
 
 
 @dataclass(slots=True)
@@ -86,6 +96,9 @@ class SlowMixing:
         for rate, values in self.folds[1:]:
             mixture = [(1 - rate) * m + rate * v for m, v in zip(mixture, values, strict=True)]
         return mixture
+
+    def reject(self) -> None:
+        raise AssertionError("a mean of finite models is finite")
 
 
 @dataclass(slots=True)
@@ -112,6 +125,9 @@ class SlowBuffer:
             / len(folds)
             for i, here in enumerate(current)
         ]
+
+    def reject(self) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -143,3 +159,6 @@ class SlowMomentum:
             * sum(self.momentum**age * step[i] for age, step in zip(ages, self.steps, strict=True))
             for i, here in enumerate(current)
         ]
+
+    def reject(self) -> None:
+        self.steps = []

@@ -420,3 +420,29 @@ def test_a_learner_answers_an_evaluation_while_torch_trains() -> None:
         assert arrived > 3.0
         assert len(waited) > 5
         assert max(waited) < 0.75
+
+
+# ---- what is no model ---------------------------------------------------------------------------
+
+
+def test_learners_hear_that_their_version_would_not_be_finite_and_go_on() -> None:
+    with federation("fedavgm", learners=2, versions=None, size=1000) as found:
+        both = [bare(found, name) for name in ("a", "b")]
+        for one in both:
+            assert one.answer(one.next(TrainOrder), 3e38).taken
+        tasks = [one.next(TrainOrder) for one in both]  # of version 1, and the momentum is 3e38
+
+        receipts = [one.answer(task, 3e38) for one, task in zip(both, tasks, strict=True)]
+        refusals = [one.next(Refusal) for one in both]
+
+        assert [receipt.taken for receipt in receipts] == [True, False]  # b's made the version
+        assert [refusal.task for refusal in refusals] == [task.task for task in tasks]
+        reasons = {refusal.reason for refusal in refusals} | {receipts[1].reason}
+        assert reasons == {"the community model would not be finite"}
+        for one in both:
+            order = one.next(TrainOrder)
+            assert order.version == 1
+            assert one.answer(order, 2e38).taken
+        assert eventually(lambda: len(found.of("version")) == 2)
+        assert np.allclose(found.service.ledger.controller.current.weights, 2e38)
+        assert [r["reason"] for r in found.of("refuse")] == [*reasons, *reasons]

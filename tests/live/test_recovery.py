@@ -42,6 +42,7 @@ from tests.live.rig import (
 )
 
 DROPPING = {"output": {"keep_updates": False, "checkpoint_seconds": 0.0}}
+ON_DISK = {"output": {**DROPPING["output"], "latest_models": "disk"}}
 
 #: Name -> policy, what its config says, calls between checkpoints, and what a kill loses.
 SWEEPS: dict[str, tuple[str, dict[str, Any], int | None, Loss]] = {
@@ -53,6 +54,7 @@ SWEEPS: dict[str, tuple[str, dict[str, Any], int | None, Loss]] = {
     "async, packed": ("async-dvw", {"upload": PACKED["upload"]}, None, "buffer"),
     "async, packed, power cut": ("async-dvw", {"upload": PACKED["upload"]}, None, "unsynced"),
     "async, checkpoints": ("async-dvw", DROPPING, 5, "buffer"),
+    "async, on disk, checkpoints": ("async-dvw", ON_DISK, 5, "buffer"),
     "async, packed, checkpoints, power cut": (
         "async-dvw",
         {"upload": PACKED["upload"], "download": {"codec": "int8"}, **DROPPING},

@@ -15,6 +15,7 @@ from metis.core.controller import Controller
 from metis.core.errors import RunError
 from metis.core.local_run import TestResult
 from metis.core.pacing import Async, Pacing, Sync
+from metis.core.server_step import FedAvgM, Stepped
 from metis.core.triggers import AfterEpochs
 from metis.core.types import (
     ClassCounts,
@@ -120,6 +121,7 @@ def federation(
     *,
     pacing: Pacing,
     weighting: Weighting | None = None,
+    community: Community | None = None,
     broken: frozenset[str] = frozenset(),
     incidents: Sequence[Incident] = (),
     **plan: Any,
@@ -142,10 +144,10 @@ def federation(
         "incidents": incidents,
     }
     settings.update(plan)
-    community: Community = RoundAverage() if pacing.rounds else CachedAverage()
+    usual: Community = RoundAverage() if pacing.rounds else CachedAverage()
     late = {incident.learner for incident in incidents if incident.kind == "join"}
     controller = Controller(
-        community,
+        community or usual,
         weighting or ByExamples(),
         pacing,
         Snapshot(0, frozen(np.zeros(2))),
@@ -352,6 +354,31 @@ def test_a_federation_whose_updates_are_all_refused_stops_with_the_reason() -> N
 
     with pytest.raises(RunError, match=r"were all refused.*is nan"):
         run(simulation)
+
+
+def test_a_version_that_would_not_be_finite_is_refused_in_the_journal() -> None:
+    """The second step of a 2e37-fold way back is beyond the largest float32."""
+    simulation, records = federation(
+        {"a": 1.0, "b": 1.0},
+        pacing=Sync(),
+        community=Stepped(RoundAverage(), FedAvgM(rate=2e37)),
+    )
+
+    with pytest.raises(RunError, match="the community model would not be finite"):
+        run(simulation)
+
+    kinds = [r["kind"] for r in records if r["kind"] in ("version", "refuse")]
+    assert kinds == ["version"] + ["refuse"] * 30
+    refused = [r for r in records if r["kind"] == "refuse"]
+    assert {r["reason"] for r in refused} == {"the community model would not be finite"}
+    assert [(r["learner"], r["task"]) for r in refused[:2]] == [("a", 3), ("b", 4)]
+    assert {r["version"] for r in records if r["kind"] == "task" and r["task"] > 2} == {1}
+    assert {r["committed_steps"] for r in records if r["kind"] == "task" and r["task"] > 2} == {20}
+    tally = Tally()
+    for record in records:
+        tally.add(record)
+    assert tally.summary()["refused_updates"] == 30
+    assert tally.summary()["unanswered_updates"] == 0
 
 
 def test_a_run_ends_when_nobody_is_left() -> None:

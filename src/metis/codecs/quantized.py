@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.codecs.joined import all_finite, joined
+from metis.codecs.joined import joined
 from metis.codecs.packet import Reader, as_bytes, seal, unseal
 from metis.core.errors import ModelError
+from metis.core.kernels import all_finite
 from metis.core.types import Layout, Vector, frozen
 
 Number: TypeAlias = Literal["float16", "bfloat16", "int8"]

@@ -38,7 +38,7 @@ class Published:
     A packet tells what has changed since the version before, so whoever holds that one needs only
     the packet. What a packet leaves out comes with later ones: a community that adds up whole
     models still has it in its sum, one that adds up a round's differences needs the codec's error
-    feedback.
+    feedback. A model that no packet can hold raises ModelError.
     """
 
     community: Community
@@ -56,6 +56,10 @@ class Published:
         target = self.community.model(current)
         self.packet, self.residual = self.codec.encode(target, current, self.residual)
         return dense(self.codec.decode(self.packet, current))
+
+    def reject(self, current: Vector) -> None:
+        self.community.reject(current)
+        self.packet, self.residual = None, None  # what was left out may be what does not fit
 
     @property
     def drift(self) -> float | None:

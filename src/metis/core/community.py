@@ -7,7 +7,7 @@ published the pacing's. All sums are float64; models are kept by reference, neve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,38 @@ import numpy as np
 
 from metis.core.errors import ConfigError, ModelError, RunError
 from metis.core.kernels import Sum, divide, shift, shift_and_divide, weighted_mean, weighted_sum
-from metis.core.types import LearnerId, Model, Sparse, Update, Vector, dense, frozen
+from metis.core.types import (
+    LearnerId,
+    Model,
+    Spans,
+    Sparse,
+    Update,
+    Vector,
+    dense,
+    frozen,
+    gather,
+    scatter,
+)
+
+_EPSILON = 2.0**-52  # twice what rounding to float64 can do, as a share of the result
+_AT_ONCE = 64  # models that are read side by side; each may be a file
+_TOLERANCE = 1e-8  # of the cached sum; rounding its mean to float32 is six times as bad
+
+
+class Models(Protocol):
+    """A mapping from learners to models: a dict, or what keeps them elsewhere."""
+
+    def get(self, learner: LearnerId, /) -> Vector | None: ...
+
+    def __iter__(self) -> Iterator[LearnerId]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, learner: LearnerId, /) -> Vector: ...
+
+    def __setitem__(self, learner: LearnerId, weights: Vector, /) -> None: ...
+
+    def __delitem__(self, learner: LearnerId, /) -> None: ...
 
 
 class Community(Protocol):
@@ -39,8 +70,12 @@ class Community(Protocol):
     def model(self, current: Vector) -> Vector:
         """Return the next community model, read-only; `current` itself when there is no mass.
 
-        Called once per published version.
+        Called once per version, which is published or else rejected.
         """
+        ...
+
+    def reject(self, current: Vector) -> None:
+        """Undo the folds of the version just made: it will not be published, `current` stays."""
         ...
 
     @property
@@ -82,6 +117,9 @@ class RoundAverage:
             return _average_of_changes(changes, mass)
         return weighted_mean([(dense(model), weight) for model, weight in terms], mass)
 
+    def reject(self, current: Vector) -> None:
+        pass  # the round is over, and nothing of it is kept
+
     @property
     def drift(self) -> None:
         return None
@@ -97,8 +135,19 @@ def _average_of_changes(terms: Sequence[tuple[Sparse, float]], mass: float) -> V
     if first.values.size:
         values = weighted_mean([(model.values, weight) for model, weight in terms], mass)
         average.flags.writeable = True  # it is new, and nobody else's yet
-        first.set_spans(average, values)
+        scatter(average, values, first.spans)
     return frozen(average)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a fold does to W: it adds gain * new - loss * old."""
+
+    learner: LearnerId
+    gain: float  # negative where `new` is what goes, and nothing comes
+    new: Vector
+    loss: float = 0.0
+    old: Vector | None = None
 
 
 @dataclass(slots=True)
@@ -109,20 +158,33 @@ class CachedAverage:
     costs O(M) however many learners there are. A fold only notes the change and `model` makes it:
     with one fold per version W is then read and written once, together with the output.
 
-    W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds, and
-    when a learner is dropped, both are summed anew, at O(N M), and the drift is reported. When the
-    last contribution goes, W and P are exactly zero.
+    W is float64 and P compensated, so that neither drifts; still, every `repair_every` folds, when
+    a learner is dropped, and when W may be wrong by more than 1e-8 of S, both are summed anew, at
+    O(N M), and the drift is reported. When the last contribution goes, W and P are exactly zero.
+
+    With |x| the largest value of x, u = 2^-53 and S = sum |p_k w_k|, a fold rounds p w, p' w' (what
+    it replaces), their difference and W: by u (|p w| + |p' w'| + (|p w| + |p' w'|) + S) at most.
+    `error` adds up twice that from repair to repair: for the second order and S's own rounding.
+
+    What a fold replaces is kept until the version it is in has been published: one model more where
+    every fold makes a version.
     """
 
     repair_every: int = 10_000
-    latest: dict[LearnerId, tuple[Vector, float]] = field(default_factory=dict)
+    latest: Models = field(default_factory=dict[LearnerId, Vector])  # w_k
+    weights: dict[LearnerId, float] = field(default_factory=dict)  # p_k
+    sizes: dict[LearnerId, float] = field(default_factory=dict)  # |p_k w_k|, once it is in W
     total: Sum | None = None  # W, but for the pending change
-    pending: tuple[float, Vector, float, Vector | None] | None = None  # gain, new, loss, old
+    pending: Change | None = None
     mass: float = 0.0  # P, but for the rounding errors gathered in mass_error
     mass_error: float = 0.0
+    size: float = 0.0  # S
+    error: float = 0.0
     num_folds: int = 0
     repaired: float | None = None
     published: bool = False  # no fold or drop since `model` was called
+    #: Model, weight and size that the folds of the latest version replaced, should it be rejected.
+    replaced: dict[LearnerId, tuple[Vector, float, float] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.repair_every < 1:
@@ -136,9 +198,10 @@ class CachedAverage:
             self._repair()
 
     def drop(self, learner: LearnerId) -> bool:
-        if learner not in self.latest:
+        if learner not in self.weights:
             return False
         self._replace(learner, None, 0.0)
+        self.replaced.pop(learner, None)
         if self.latest:
             # O(N M), but rare, and exact: a subtraction leaves the rounding of what it takes out.
             self._repair()
@@ -151,9 +214,23 @@ class CachedAverage:
         mass = self.mass + self.mass_error
         if self.pending is None:
             return divide(self.total, mass)
-        gain, new, loss, old = self.pending
-        self.pending = None
-        return shift_and_divide(self.total, 1.0, gain, new, loss, old, mass=mass)
+        model: Vector = np.empty(self.total.size, np.float32)
+        self._apply_pending(mass, model)
+        if self.error > _TOLERANCE * (self.size - self.error):
+            self._repair()
+            return divide(self.total, self.mass)
+        return frozen(model)
+
+    def reject(self, current: Vector) -> None:
+        for learner, earlier in self.replaced.items():
+            self._forget(learner)
+            if earlier is not None:
+                self.latest[learner], self.weights[learner], self.sizes[learner] = earlier
+        self.replaced, self.pending = {}, None
+        if self.latest:
+            self._start_from(*self.recompute())  # O(N M), but rare, and exact: see `drop`
+        else:
+            self._clear()
 
     @property
     def drift(self) -> float | None:
@@ -161,29 +238,49 @@ class CachedAverage:
 
     def recompute(self) -> tuple[Sum, float]:
         """Return W and P summed anew from the latest models, in sorted learner order: O(N M)."""
-        terms = [self.latest[learner] for learner in sorted(self.latest)]
-        if not terms:
+        learners = sorted(self.latest)
+        if not learners:
             return np.zeros(0 if self.total is None else self.total.size), 0.0
-        return weighted_sum(terms), _mass(terms)
+        total: Sum | None = None
+        for start in range(0, len(learners), _AT_ONCE):
+            some = learners[start : start + _AT_ONCE]
+            total = weighted_sum([(self.latest[one], self.weights[one]) for one in some], total)
+        assert total is not None
+        return total, math.fsum(self.weights.values())
 
     def _replace(self, learner: LearnerId, weights: Vector | None, weight: float) -> None:
         if self.published:
-            self.published, self.repaired = False, None
-        old, old_weight = self.latest.pop(learner, (None, 0.0))
-        if weights is not None and weight > 0:
-            self.latest[learner] = (weights, weight)
+            self.published, self.repaired, self.replaced = False, None, {}
+        self._apply_pending()
+        old = self.latest.get(learner)
+        old_weight = self.weights.get(learner, 0.0)
+        earlier = None if old is None else (old, old_weight, self.sizes[learner])
+        self.replaced.setdefault(learner, earlier)
+        comes = weights if weight > 0 else None
+        if comes is not None:
+            self.latest[learner], self.weights[learner] = comes, weight
+        elif old is not None:
+            del self.latest[learner], self.weights[learner]
         if not self.latest:
-            self.total, self.pending, self.mass, self.mass_error = None, None, 0.0, 0.0
+            self._clear()
             return
         self._add_mass(weight)
         self._add_mass(-old_weight)
-        self._apply_pending()
-        if weights is not None and weight > 0:
+        if comes is not None:
             if self.total is None:
-                self.total = np.zeros(weights.size)
-            self.pending = (weight, weights, old_weight, old)
+                self.total = np.zeros(comes.size)
+            self.pending = Change(learner, weight, comes, old_weight, old)
         elif old is not None:
-            self.pending = (-old_weight, old, 0.0, None)
+            self.pending = Change(learner, -old_weight, old)
+
+    def _forget(self, learner: LearnerId) -> None:
+        if learner in self.weights:
+            del self.latest[learner], self.weights[learner]
+        self.sizes.pop(learner, None)
+
+    def _clear(self) -> None:
+        self.total, self.pending, self.mass, self.mass_error = None, None, 0.0, 0.0
+        self.sizes, self.size, self.error = {}, 0.0, 0.0
 
     def _add_mass(self, amount: float) -> None:
         # Knuth's two-sum: what the addition rounds away is known exactly, so it can be kept.
@@ -192,18 +289,29 @@ class CachedAverage:
         self.mass_error += (self.mass - (mass - added)) + (amount - added)
         self.mass = mass
 
-    def _apply_pending(self) -> None:
-        if self.total is not None and self.pending is not None:
-            gain, new, loss, old = self.pending
-            shift(self.total, 1.0, gain, new, loss, old)
-        self.pending = None
+    def _apply_pending(self, mass: float = 1.0, out: Vector | None = None) -> None:
+        change, self.pending = self.pending, None
+        if self.total is None or change is None:
+            return
+        largest = shift(
+            self.total, 1.0, change.gain, change.new, change.loss, change.old, mass, out
+        )
+        goes, comes = self.sizes.pop(change.learner, 0.0), 0.0
+        if change.gain > 0.0:
+            comes = self.sizes[change.learner] = change.gain * largest
+        self.size += comes - goes
+        self.error += _EPSILON * (2.0 * (comes + goes) + self.size)
 
     def _repair(self) -> None:
         self._apply_pending()
         total, mass = self.recompute()
         mass_drift = abs(self.mass + self.mass_error - mass) / mass
         self.repaired = max(_relative_error(self.total, total), mass_drift)
+        self._start_from(total, mass)
+
+    def _start_from(self, total: Sum, mass: float) -> None:
         self.total, self.mass, self.mass_error = total, mass, 0.0
+        self.size, self.error = math.fsum(self.sizes.values()), 0.0
 
 
 @dataclass(slots=True)
@@ -229,6 +337,9 @@ class Mixing:
     def model(self, current: Vector) -> Vector:
         return current if self.mixture is None else divide(self.mixture, 1.0)
 
+    def reject(self, current: Vector) -> None:
+        self.mixture = current.astype(np.float64)  # of what was mixed, no other record is kept
+
     @property
     def drift(self) -> None:
         return None
@@ -241,9 +352,14 @@ class Buffer:
     K counts the folds since the last version, also those of weight zero. Differences are to each
     learner's own base and are added up in order of arrival. A learner may be in a buffer more than
     once; `drop` takes out what of it is still there.
+
+    `buffers` are the parts of the vector that nobody trains, such as batch-norm statistics. They
+    become the weighted mean of what the folds say, so they stay in between: differences to bases
+    of different age, added up, can leave a variance below zero.
     """
 
     server_rate: float = 1.0
+    buffers: Spans = ()
     folds: list[tuple[LearnerId, float, Vector, Vector]] = field(default_factory=list)
 
     def fold(self, update: Update, weight: float, base: Vector) -> None:
@@ -263,7 +379,15 @@ class Buffer:
         change: Sum = np.zeros(current.size)
         for _, weight, weights, base in folds:
             shift(change, 1.0, weight, weights, weight, base)
-        return shift_and_divide(change, self.server_rate / len(folds), 1.0, current, mass=1.0)
+        model = shift_and_divide(change, self.server_rate / len(folds), 1.0, current, mass=1.0)
+        if self.buffers:
+            said = [(gather(weights, self.buffers), weight) for _, weight, weights, _ in folds]
+            model.flags.writeable = True  # it is new, and nobody else's yet
+            scatter(model, weighted_mean(said, _mass(said)), self.buffers)
+        return frozen(model)
+
+    def reject(self, current: Vector) -> None:
+        pass  # `model` has emptied the buffer
 
     @property
     def drift(self) -> None:

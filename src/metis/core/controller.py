@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from metis.core.community import Community
+from metis.core.errors import ModelError
 from metis.core.events import (
     Arrived,
     Command,
@@ -30,6 +31,7 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
+from metis.core.kernels import all_finite
 from metis.core.pacing import Pacing, step_budgets
 from metis.core.scores import pool
 from metis.core.types import (
@@ -68,8 +70,9 @@ class Controller:
 
     Updates are folded strictly in the order they arrived, one at a time, and only from the head
     of the queue: a learner that is handed version v gets exactly the folds of versions 1..v. The
-    scores of several updates may be gathered at once. An event costs O(M) at most, plus one
-    command for each learner it concerns.
+    scores of several updates may be gathered at once. A version that would not be finite is never
+    made: its folds are refused, and learners go on with the one before. An event costs O(M) at
+    most, plus one command for each learner it concerns.
     """
 
     community: Community
@@ -80,6 +83,7 @@ class Controller:
     num_classes: int | None = None  # that judges count; 0: a regression; None: the first one says
 
     committed_steps: int = 0  # S_c: mini-batches in all folds so far
+    published_steps: int = 0  # S_c of the current version: those in its folds and in earlier ones
     started: bool = False
     profiles: dict[LearnerId, Profile] = field(default_factory=dict)  # everybody ever seen
     members: set[LearnerId] = field(default_factory=set)
@@ -153,8 +157,19 @@ class Controller:
                 del self.evaluations[number]
             refused.append(Refuse(learner, ticket.update.task, "withdrawn by its learner"))
         if self.community.drop(learner):
-            self.folds = [fold for fold in self.folds if fold.learner != learner]
+            self._take_out(learner)
         return refused
+
+    def _take_out(self, learner: LearnerId) -> None:
+        """Have a learner's folds since the current version be none, nor its steps behind others."""
+        gone, kept = 0, list[Fold]()
+        for fold in self.folds:
+            if fold.learner == learner:
+                gone += fold.num_steps
+            else:
+                kept.append(replace(fold, steps_behind=fold.steps_behind - gone))
+        self.folds = kept
+        self.committed_steps -= gone
 
     def _expire_task(self, number: int) -> list[Command]:
         """Give up on a task; its learner is no member again until it is heard from."""
@@ -317,7 +332,7 @@ class Controller:
             return []
         commands: list[Command] = []
         if self.folds and self.pacing.publishes(len(self.folds), num_active):
-            commands.append(self._publish())
+            commands += self._publish()
         if self.pacing.rounds:
             self.roster = set()
         self.roster.update(group)  # in place: a copy would cost O(N) for every update
@@ -329,15 +344,28 @@ class Controller:
             self.idle = set()  # a set that was large once stays slow to walk
         return commands
 
-    def _publish(self) -> Publish:
-        weights = frozen(self.community.model(self.current.weights))
-        self.current = Snapshot(self.current.version + 1, weights)
+    def _publish(self) -> list[Command]:
+        """Make a version of the folds; refuse them all if what they make is no model."""
         folds, self.folds = tuple(self.folds), []
-        return Publish(self.current, folds, self.committed_steps, self.community.drift)
+        try:
+            weights = frozen(self.community.model(self.current.weights))
+        except ModelError as error:
+            return self._reject(folds, f"the community model would fit no packet: {error}")
+        if not all_finite(weights):
+            return self._reject(folds, "the community model would not be finite")
+        self.current = Snapshot(self.current.version + 1, weights)
+        self.published_steps = self.committed_steps
+        return [Publish(self.current, folds, self.committed_steps, self.community.drift)]
+
+    def _reject(self, folds: Iterable[Fold], reason: str) -> list[Command]:
+        """Leave the last good model the current one, and everything as it was when it was made."""
+        self.community.reject(self.current.weights)
+        self.committed_steps = self.published_steps
+        return [Refuse(fold.learner, fold.task, reason) for fold in folds]
 
     def _train(self, learner: LearnerId, max_steps: int | None) -> Train:
         ordinal = self.tasks_given[learner] = self.tasks_given.get(learner, 0) + 1
-        task = Task(self.next_task, learner, self.current, self.committed_steps, max_steps, ordinal)
+        task = Task(self.next_task, learner, self.current, self.published_steps, max_steps, ordinal)
         self.next_task += 1
         self.tasks[task.number] = task
         self.task_of[learner] = task.number
@@ -366,9 +394,8 @@ def _is_finite(model: Model) -> bool:
     if isinstance(model, Sparse):
         with np.errstate(over="ignore"):
             changed = model.base[model.at] + model.by
-        return bool(np.isfinite(changed).all() and np.isfinite(model.values).all())
-    # A sum is finite only if all of its terms are; taking it costs a third of looking at each.
-    return bool(np.isfinite(model.sum()) or np.isfinite(model).all())
+        return all_finite(changed) and all_finite(model.values)
+    return all_finite(model)
 
 
 def _are_sums(counts: ErrorSums) -> bool:

@@ -110,7 +110,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """An answer was not taken, for this reason; nothing else changed."""
+    """An answer was not taken, for this reason; nothing else changed.
+
+    Also of a fold whose version could not be published, which is undone then.
+    """
 
     learner: LearnerId
     task: int

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
 from metis.core.errors import ConfigError, unknown
 from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
-from metis.core.server_step import FedAdam, FedAvgM, Stepped
+from metis.core.server_step import Adaptive, FedAvgM, SecondMoment, Stepped
+from metis.core.types import Spans
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal, Weighting
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The few numbers a recipe leaves open. Defaults are the papers'."""
+    """What a recipe leaves open. Defaults are the papers'."""
 
     metric: str = "micro_f1"
     self_score: bool = True  # a learner's own counts join the pool
@@ -24,11 +25,11 @@ class Settings:
     staleness_exponent: float = 0.5  # a of FedAsync+Poly and FedBuff
     proximal: float = 0.005  # rho of FedAsync's and FedProx's proximal term
     buffer_size: int = 5  # K of FedBuff
-    server_rate: float = 1.0  # of FedBuff and FedAvgM
+    server_rate: float | None = None  # 1, but 0.01 of an adaptive server step
     server_momentum: float = 0.9  # of FedAvgM
-    server_adam_rate: float = 0.01
     epochs_of_slowest: float = 1.0  # lambda of SemiSync
     repair_every: int = 10_000  # commits between full recomputations of the cached sum
+    buffers: Spans = ()  # parts of a model that are averaged and never stepped
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ def _cache(s: Settings) -> CachedAverage:
 
 def _by_validation(s: Settings) -> ByValidation:
     return ByValidation(s.metric, "everybody" if s.self_score else "others")
+
+
+def _rate(s: Settings, usual: float = 1.0) -> float:
+    return usual if s.server_rate is None else s.server_rate
+
+
+def _adaptive(kind: SecondMoment, s: Settings) -> Recipe:
+    community = Stepped(RoundAverage(), Adaptive(kind, _rate(s, 0.01)), s.buffers)
+    return Recipe(community, ByExamples(), _sync(s))
 
 
 POLICIES: dict[str, Policy] = {
@@ -136,7 +146,7 @@ POLICIES: dict[str, Policy] = {
             "fedbuff",
             "each alone; every K updates make a version, discounted by staleness",
             lambda s: Recipe(
-                Buffer(s.server_rate),
+                Buffer(_rate(s), s.buffers),
                 ByStaleness(1.0, s.staleness_exponent),
                 Buffered(s.buffer_size, s.sample, s.seed),
             ),
@@ -150,18 +160,18 @@ POLICIES: dict[str, Policy] = {
             "fedavgm",
             "sync-fedavg with momentum at the server",
             lambda s: Recipe(
-                Stepped(RoundAverage(), FedAvgM(s.server_rate, s.server_momentum)),
+                Stepped(RoundAverage(), FedAvgM(_rate(s), s.server_momentum), s.buffers),
                 ByExamples(),
                 _sync(s),
             ),
         ),
         Policy(
-            "fedadam",
-            "sync-fedavg with Adam at the server",
-            lambda s: Recipe(
-                Stepped(RoundAverage(), FedAdam(s.server_adam_rate)), ByExamples(), _sync(s)
-            ),
+            "fedadagrad",
+            "sync-fedavg with Adagrad at the server",
+            lambda s: _adaptive("adagrad", s),
         ),
+        Policy("fedadam", "sync-fedavg with Adam at the server", lambda s: _adaptive("adam", s)),
+        Policy("fedyogi", "sync-fedavg with Yogi at the server", lambda s: _adaptive("yogi", s)),
     )
 }
 

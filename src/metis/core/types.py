@@ -22,6 +22,9 @@ Vector: TypeAlias = NDArray[np.float32]
 #: (biases, batch-norm gamma and beta); `buffer` is learned but not trained (running statistics).
 Kind: TypeAlias = Literal["conv", "dense", "plain", "buffer"]
 
+#: Parts of a `Vector`: from, to; ascending.
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -47,6 +50,16 @@ class Layout:
     def size(self) -> int:
         last = self.tensors[-1] if self.tensors else None
         return last.offset + last.size if last else 0
+
+    def spans(self, kind: Kind) -> Spans:
+        """Return where the tensors of a kind lie; neighbours are one."""
+        found: list[tuple[int, int]] = []
+        for tensor in self.tensors:
+            if tensor.kind == kind and tensor.size:
+                touches = bool(found) and found[-1][1] == tensor.offset
+                start = found.pop()[0] if touches else tensor.offset
+                found.append((start, tensor.offset + tensor.size))
+        return tuple(found)
 
     def as_rows(self) -> list[list[Any]]:
         """Return the name, shape and kind of each tensor, as JSON can hold them."""
@@ -76,20 +89,13 @@ class Sparse:
     base: Vector
     at: NDArray[np.int64]  # places in the vector, ascending
     by: Vector  # what is added there
-    spans: tuple[tuple[int, int], ...]  # from, to: what does not depend on the base
+    spans: Spans  # what does not depend on the base
     values: Vector  # of all spans, joined
     whole: Vector | None = None  # the model itself, once somebody has asked for it
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.base.shape
-
-    def set_spans(self, vector: Vector, values: Vector) -> None:
-        """Write values to those parts of a vector that do not depend on the base."""
-        at = 0
-        for start, stop in self.spans:
-            vector[start:stop] = values[at : at + stop - start]
-            at += stop - start
 
 
 #: A model as it arrives. Most of what is done with it needs the vector: see `dense`.
@@ -121,7 +127,7 @@ class Task:
     number: int
     learner: LearnerId
     start: Snapshot
-    committed_steps: int  # S_c of the federation when the start model was handed out
+    committed_steps: int  # S_c of the start model: mini-batches in all folds that led to it
     max_steps: int | None = None  # a budget of mini-batches; None: its trigger decides
     ordinal: int = 1  # how many tasks this learner has been given; chance is keyed by it
 
@@ -180,6 +186,20 @@ def frozen(weights: NDArray[np.floating]) -> Vector:
     return vector
 
 
+def gather(vector: Vector, spans: Spans) -> Vector:
+    """Return parts of a vector, joined."""
+    parts = [vector[start:stop] for start, stop in spans]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def scatter(vector: Vector, values: Vector, spans: Spans) -> None:
+    """Write to parts of a vector what `gather` would return of them."""
+    at = 0
+    for start, stop in spans:
+        vector[start:stop] = values[at : at + stop - start]
+        at += stop - start
+
+
 def dense(model: Model) -> Vector:
     """Return a model as a vector. Made once: whoever asks again is given the same one."""
     if not isinstance(model, Sparse):
@@ -188,7 +208,7 @@ def dense(model: Model) -> Vector:
         whole = np.array(model.base, dtype=np.float32)
         with np.errstate(over="ignore"):  # a controller looks whether an update is finite
             whole[model.at] += model.by
-        model.set_spans(whole, model.values)
+        scatter(whole, model.values, model.spans)
         model.whole = frozen(whole)
     return model.whole
 

@@ -55,6 +55,7 @@ def found(
         max_versions=config.horizon.versions,
         max_seconds=config.horizon.seconds,
         keep_updates=config.output.keep_updates,
+        latest_models=config.output.latest_models,
         checkpoint_seconds=config.output.checkpoint_seconds,
         policy=config.policy,
         config_text=text,

@@ -188,7 +188,7 @@ class _Commits:
     def cached(self) -> None:
         learner = self._learners[self._turn % len(self._learners)]
         self._turn += 1
-        replaced, _ = self._community.latest[learner]
+        replaced = self._community.latest[learner]
         self._fold(learner, self._arriving)
         self._current = self._community.model(self._current)
         self._arriving = replaced

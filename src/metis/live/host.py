@@ -15,8 +15,9 @@ from metis.core.errors import JournalError, MetisError, RunError
 from metis.live.desk import NOTES, Terms
 from metis.live.ledger import Ledger, Settled
 from metis.live.service import Service
-from metis.runtime.checkpoint import CLASSES
-from metis.runtime.files import CHECKPOINT, FINAL, JOURNAL, UPDATES
+from metis.runtime.checkpoint import CLASSES, place_latest
+from metis.runtime.checkpoint import save as save_checkpoint
+from metis.runtime.files import CHECKPOINT, FINAL, JOURNAL, LATEST, UPDATES
 from metis.runtime.journal import EVENTS, Journal, Listener, Record, read_journal
 from metis.runtime.records import StartRecord
 from metis.store.atomic import sync_directory
@@ -57,12 +58,18 @@ def begin_or_go_on(
     except OSError as error:
         raise RunError(f"cannot write to {directory}: {error.strerror}") from None
     past = _past(directory, controller, header)
+    place_latest(past.ledger.controller, terms.latest_models, directory / LATEST)
     journal = Journal(path, listeners)
     journal.rewind(past.journal)
 
     def save(ledger: Ledger) -> None:
-        write_packed(directory / CHECKPOINT, {"ledger": ledger, "journal": journal.position()})
-        sync_directory(directory)  # before anything is dropped that it makes needless
+        state = {"ledger": ledger, "journal": journal.position()}
+
+        def write() -> None:
+            write_packed(directory / CHECKPOINT, state)
+            sync_directory(directory)  # before anything is dropped that it makes needless
+
+        save_checkpoint(ledger.controller, write)
 
     packets = OnDisk(directory / UPDATES)
     service = Service(terms, past.ledger, packets, journal, clock, save, past.federation)

@@ -17,14 +17,17 @@ from metis.core.local_run import Trigger
 from metis.core.recipes import Recipe, Settings, recipe
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
-from metis.core.types import Layout, LearnerId, Profile, Snapshot
+from metis.core.types import Layout, LearnerId, Profile, Snapshot, Spans
 from metis.runtime.costs import Costs
 from metis.runtime.records import Record
 from metis.runtime.simulate import Plan
 
 
-def recipe_of(config: Config) -> Recipe:
-    """Return the policy's recipe with the config's numbers in it."""
+def recipe_of(config: Config, buffers: Spans = ()) -> Recipe:
+    """Return the policy's recipe with the config's numbers in it.
+
+    `buffers` are the parts of a model that are averaged and never stepped.
+    """
     table = config.recipe
     settings = Settings(
         metric=config.validation.metric or "micro_f1",
@@ -37,9 +40,9 @@ def recipe_of(config: Config) -> Recipe:
         buffer_size=table.buffer_size,
         server_rate=table.server_rate,
         server_momentum=table.server_momentum,
-        server_adam_rate=table.server_adam_rate,
         epochs_of_slowest=table.epochs_of_slowest,
         repair_every=table.repair_every,
+        buffers=buffers,
     )
     return recipe(config.policy, settings)
 
@@ -64,7 +67,7 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
 
     `num_classes` is what judges count; 0 for a regression.
     """
-    chosen = recipe_of(config)
+    chosen = recipe_of(config, layout.spans("buffer"))
     community = chosen.community
     download = codec_of(config.download, layout)
     if download.needs_base:

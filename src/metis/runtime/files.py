@@ -12,6 +12,7 @@ FINAL = "model.safetensors"
 BEST = "best.safetensors"
 INITIAL = "initial.safetensors"  # kept with the updates, for a replay
 UPDATES = "updates"
+LATEST = "latest"  # each learner's latest model, while the run is not finished
 
 
 def update_path(directory: Path, task: int) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metis.config import Config, dump, load
-from metis.core.errors import RunError
+from metis.core.errors import ConfigError, RunError
 from metis.data.dataset import Dataset
 from metis.learn.engines import Shared
 from metis.learn.threads import num_threads
@@ -33,6 +33,8 @@ def run(
     listeners: tuple[Listener, ...] = (),
 ) -> Result:
     """Run a federation in virtual time; write it to `out` if given, which must hold no run yet."""
+    if out is None and config.output.latest_models == "disk":
+        raise ConfigError("output.latest_models = 'disk': the run needs a directory (--out)")
     federation = assemble(config, model, data)
     if out is not None:
         _claim(out, federation)

@@ -17,8 +17,8 @@ from metis.core.types import Layout, Snapshot, Vector
 from metis.learn.flat import load_into
 from metis.report.summary import Tally
 from metis.runtime.assemble import Federation
-from metis.runtime.checkpoint import CLASSES
-from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, SUMMARY, update_path
+from metis.runtime.checkpoint import CLASSES, drop_latest, place_latest, save
+from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, LATEST, SUMMARY, update_path
 from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
 from metis.store.atomic import partial, put_in_place, write_bytes
@@ -114,6 +114,7 @@ class Session:
     def open(self, resumed: bool) -> None:
         """Take up the last checkpoint, if there is one and it is wanted, or begin."""
         if not (resumed and self._restore()):
+            self._place_latest()
             self._journal.rewind((0, 0.0))
             self._journal.write("run", 0.0, **self._federation.header)
             self._simulation.start()
@@ -179,8 +180,14 @@ class Session:
             "best": self._best,
             "journal": self._journal.position(),
         }
-        write_packed(self._out / CHECKPOINT, state)
+        path = self._out / CHECKPOINT
+        save(self._simulation.controller, lambda: write_packed(path, state))
         self._checkpointed = time.monotonic()
+
+    def _place_latest(self) -> None:
+        where = self._federation.config.output.latest_models
+        directory = None if self._out is None else self._out / LATEST
+        place_latest(self._simulation.controller, where, directory)
 
     def _restore(self) -> bool:
         """Take up the last checkpoint; False if there is none and the run starts anew."""
@@ -190,6 +197,7 @@ class Session:
             return False
         state = read_packed(path, CLASSES)
         self._simulation.controller = state["controller"]
+        self._place_latest()
         self._simulation.world = state["world"]
         self._federation.learners.restore(state["learners"])
         self._best = state["best"]
@@ -209,6 +217,7 @@ class Session:
             partial(self._out / SUMMARY).write_text(text, encoding="utf-8")
             put_in_place(self._out / SUMMARY)
             (self._out / CHECKPOINT).unlink(missing_ok=True)
+            drop_latest(self._simulation.controller)
         return Result(
             config=self._federation.config,
             summary=summary,
