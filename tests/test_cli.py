@@ -72,6 +72,23 @@ def kinds(directory: Path, *wanted: str) -> list[Record]:
             ["--policy", "async-dvw", "--set", "train.offer=best"],
             ["train.offer = 'best'", "learners of async-dvw do not compute", "adaptive"],
         ),
+        (
+            ["--policy", "sync-fedavg", "--set", "train.schedule=plateau"],
+            ["train.schedule = 'plateau'", "sync-fedavg does not have", "cosine", "sync-dvw"],
+        ),
+        (
+            [
+                *("--policy", "sync-dvw", "--set", "train.schedule=plateau"),
+                *("--set", "train.schedule_factor=1"),
+            ],
+            ["train.schedule_factor = 1: must be below 1", "plateau"],
+        ),
+        (["--set", "train.schedule=platau"], ["train.schedule", "did you mean 'plateau'?"]),
+        (["--set", "train.schedule_floor=0"], ["train.schedule_floor = 0", "must be more than 0"]),
+        (
+            ["--set", "train.schedule_improvement=-1"],
+            ["train.schedule_improvement = -1", "must be at least 0"],
+        ),
         (["--set", "train.offer=last"], ["train.offer: unknown value 'last'", "latest"]),
         (["--set", "validation.metric=inverse_mse"], ["does not score a classification", "mcc"]),
         (

@@ -14,7 +14,8 @@ from typing import Any
 
 from metis import paper, tables
 from metis.core.errors import ConfigError, unknown
-from metis.core.recipes import POLICIES
+from metis.core.recipes import POLICIES, Settings
+from metis.core.schedules import SHAPES
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.tables import key, table
 
@@ -160,11 +161,21 @@ class Train:
     )
     schedule: str = key(
         "constant",
-        "learning rate over community versions",
-        choices=("constant", "step", "cosine", "exponential"),
+        "learning rate over community versions; plateau: it falls when DVW's scores stop rising",
+        choices=(*SHAPES, "plateau"),
     )
-    schedule_versions: int = key(100, "length of a step, of the cosine, or of one decay", low=1)
+    schedule_versions: int = key(
+        100,
+        "length of a step, of the cosine, of one decay, or of a plateau that is waited for",
+        low=1,
+    )
     schedule_factor: float = key(0.1, "what a step or decay multiplies the rate by", above=0)
+    schedule_improvement: float = key(
+        0.001, "plateau: a score must pass the best by more than this share of it", low=0
+    )
+    schedule_floor: float = key(
+        0.001, "plateau: the rate never falls below this share of itself", above=0, high=1
+    )
     weight_decay: float | None = key(None, "default: what suits the data", low=0)
     weight_decay_on: tuple[str, ...] | None = key(
         None, "parameter names, * allowed; default: all weights"
@@ -369,6 +380,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ConfigError(f"policy: {unknown('policy', self.policy, POLICIES)}")
+        if self.train.schedule == "plateau":
+            self._check_plateau()
         if not self.groups:
             raise ConfigError("groups: at least one is needed, such as [groups.fast]")
         stated = [g.learners for g in self.groups.values() if g.learners is not None]
@@ -397,6 +410,19 @@ class Config:
                     f"learners are called {min(names)} to {max(names)}"
                 )
 
+    def _check_plateau(self) -> None:
+        judged = [name for name in POLICIES if _is_judged(name)]
+        if self.policy not in judged:
+            raise ConfigError(
+                f"train.schedule = 'plateau' follows validation scores, which {self.policy} does "
+                f"not have: use one of {', '.join(SHAPES)}, or a policy of {', '.join(judged)}"
+            )
+        if self.train.schedule_factor >= 1:
+            raise ConfigError(
+                f"train.schedule_factor = {self.train.schedule_factor:g}: must be below 1 for "
+                "train.schedule = 'plateau', which only lowers the rate"
+            )
+
     def learner_names(self) -> list[str]:
         """Return learner-01, learner-02, ... with as many digits as are needed to sort them."""
         digits = max(2, len(str(self.learners)))
@@ -419,6 +445,10 @@ class Config:
                 position = open_groups.index(name)
                 sizes[name] = rest // len(open_groups) + (position < rest % len(open_groups))
         return sizes
+
+
+def _is_judged(policy: str) -> bool:
+    return POLICIES[policy].recipe(Settings()).weighting.judged_by != "nobody"
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values: Any) -> Config:

@@ -658,16 +658,38 @@ def test_tasks_can_be_abandoned_for_ever(federation: Federate) -> None:
     assert trained(learners, start) == wanted
 
 
-def test_a_kept_optimizer_takes_the_rate_of_the_new_version(federation: Federate) -> None:
-    training = Training(
-        batch_size=10, keep_momentum=True, schedule="step", schedule_versions=1, momentum=0.0
-    )
+def test_a_kept_optimizer_takes_the_rate_of_the_new_task(federation: Federate) -> None:
+    training = Training(batch_size=10, keep_momentum=True, momentum=0.0)
     kept, start = federation(training=training)
-    trained(kept, start, version=0)
+    trained(kept, start)
 
-    assert trained(kept, start, version=3) == trained(
-        federation(training=training)[0], start, version=3
+    assert trained(kept, start, rate_factor=0.01) == trained(
+        federation(training=training)[0], start, rate_factor=0.01
     )
+
+
+@TRAINING
+def test_a_factor_of_a_task_is_as_good_as_another_learning_rate(
+    training: Training, federation: Federate
+) -> None:
+    slower = replace(training, learning_rate=training.learning_rate * 0.25)
+    one, start = federation(training=training)
+    other, _ = federation(training=slower)
+
+    assert trained(one, start, rate_factor=0.25) == trained(other, start)
+    assert trained(one, start, rate_factor=0.25) != trained(other, start, rate_factor=0.25)
+
+
+def test_the_factor_of_a_task_outlives_a_crash(federation: Federate) -> None:
+    learners, start = federation()
+    wanted = trained(learners, start, num_steps=10, rate_factor=0.25)
+    learners.begin(task(A, start, rate_factor=0.25), with_loss=False)
+    go_on(learners, A, 5)
+    restored, _ = federation()
+    restored.restore(learners.state())
+    go_on(restored, A, 5, done=5)
+
+    assert restored.finish(A).tobytes() == wanted
 
 
 def test_a_loss_of_ones_own_is_used() -> None:

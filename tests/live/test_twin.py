@@ -141,6 +141,20 @@ def test_a_synchronous_federation_is_the_same_live_as_simulated(
 
 
 @pytest.mark.parametrize("over", ["memory", "rpc"])
+@pytest.mark.parametrize("schedule", ["step", "plateau"])
+def test_a_site_trains_at_the_rate_that_its_task_says(schedule: str, over: str) -> None:
+    falling = {"schedule": schedule, "schedule_versions": 1, "schedule_improvement": 9.0}
+    config = federation("sync-dvw", train={"epochs": 1, **falling})
+
+    simulated = run(config)
+    service, records = lived(config, over)
+
+    assert sorted({r["rate_factor"] for r in records if r["kind"] == "task"})[-2:] == [0.1, 1.0]
+    assert versions(records) == versions(simulated.records)
+    assert service.ledger.controller.current.weights.tobytes() == simulated.weights.tobytes()
+
+
+@pytest.mark.parametrize("over", ["memory", "rpc"])
 @pytest.mark.parametrize("policy", ["async-dvw", "async-fedavg", "fedbuff", "fedasync"])
 def test_an_asynchronous_federation_lives_to_its_last_version(policy: str, over: str) -> None:
     config = federation(policy, horizon={"versions": 12}, upload=CODECS["packed"]["upload"])

@@ -15,12 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from metis.codecs.choose import codec_of
 from metis.config import Config, load
 from metis.core.errors import Interrupted, JournalError, RunError
-from metis.runtime.journal import Record, read_journal
+from metis.core.events import Train
+from metis.core.types import Model, Snapshot
+from metis.runtime.compose import controller_of
+from metis.runtime.files import update_path
+from metis.runtime.journal import Record, read_journal, record_event
 from metis.runtime.replay import replay
 from metis.runtime.run import resume, run, run_or_resume
 from metis.store.claim import claimed
+from metis.store.weights import read_safetensors
 
 POLICIES = ("sync-dvw", "async-dvw-adaptive", "fedasync", "fedbuff", "semisync-fedavg", "fedadam")
 
@@ -196,6 +202,70 @@ def test_no_process_is_left_by_runs_that_end_or_never_begin(tmp_path: Path) -> N
 
     with pytest.raises(ChildProcessError):  # there is none to wait for
         os.waitpid(-1, os.WNOHANG)
+
+
+def plateau(policy: str, **values: Any) -> Config:
+    """A short run in which the rate falls a few times."""
+    train = {
+        "epochs": 1,
+        "schedule": "plateau",
+        "schedule_versions": 1,
+        "schedule_factor": 0.5,
+        "schedule_improvement": 1.0,
+    }
+    horizon = {"versions": 6 if policy == "sync-dvw" else 24, "test_every": 3}
+    return small(policy, train=train, horizon=horizon, **values)
+
+
+def factors(path: Path) -> list[float]:
+    return [r["rate_factor"] for r in read_journal(path / "journal.jsonl") if r["kind"] == "task"]
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw"])
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_a_rate_that_follows_scores_is_the_same_in_a_run_that_was_interrupted(
+    engine: str, policy: str, tmp_path: Path
+) -> None:
+    config = plateau(policy, engine=engine, threads=2 if engine == "processes" else 1)
+    run(config, tmp_path / "whole")
+    fallen = [n for n, factor in enumerate(factors(tmp_path / "whole")) if factor < 1.0]
+    assert len(set(factors(tmp_path / "whole"))) >= 3
+    records = without_wall(tmp_path / "whole")
+    positions = [n for n, record in enumerate(records) if record["kind"] == "task"]
+
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted):
+        run(config, cut, listeners=(StopAfter(positions[fallen[0]] + 3),))
+    resume(cut)
+
+    assert_same_run(tmp_path / "whole", cut)
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw"])
+def test_a_controller_told_the_events_again_gives_each_task_the_rate_it_had(
+    policy: str, tmp_path: Path
+) -> None:
+    result = run(plateau(policy), tmp_path)
+    told = factors(tmp_path)
+    layout = result.layout
+    start = Snapshot(0, read_safetensors(tmp_path / "initial.safetensors", layout))
+    controller = controller_of(result.config, start, layout, 10)
+    upload = codec_of(result.config.upload, layout)
+
+    def model(record: Record) -> Model:
+        packet = update_path(tmp_path, record["task"]).read_bytes()
+        return upload.decode(packet, controller.tasks[record["task"]].start.weights)
+
+    found = []
+    for record in read_journal(tmp_path / "journal.jsonl"):
+        event = record_event(record, model)
+        if event is not None:
+            commands = controller.handle(event)
+            found += [c.task.rate_factor for c in commands if isinstance(c, Train)]
+
+    assert found == told
+    assert len(set(found)) >= 3
+    assert replay(tmp_path).num_versions == controller.current.version
 
 
 def test_an_interrupted_run_leaves_a_readable_journal(tmp_path: Path) -> None:

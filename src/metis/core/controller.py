@@ -31,6 +31,7 @@ from metis.core.events import (
     Train,
 )
 from metis.core.pacing import Pacing, step_budgets
+from metis.core.schedules import ByVersion, Schedule
 from metis.core.scores import pool
 from metis.core.types import (
     ClassCounts,
@@ -78,6 +79,7 @@ class Controller:
     current: Snapshot
     min_learners: int = 1
     num_classes: int | None = None  # that judges count; 0: a regression; None: the first one says
+    schedule: Schedule = field(default_factory=ByVersion)  # of learning rates
 
     committed_steps: int = 0  # S_c: mini-batches in all folds so far
     started: bool = False
@@ -333,11 +335,20 @@ class Controller:
         weights = frozen(self.community.model(self.current.weights))
         self.current = Snapshot(self.current.version + 1, weights)
         folds, self.folds = tuple(self.folds), []
+        self.schedule.published([(f.learner, f.score) for f in folds if f.score is not None])
         return Publish(self.current, folds, self.committed_steps, self.community.drift)
 
     def _train(self, learner: LearnerId, max_steps: int | None) -> Train:
         ordinal = self.tasks_given[learner] = self.tasks_given.get(learner, 0) + 1
-        task = Task(self.next_task, learner, self.current, self.committed_steps, max_steps, ordinal)
+        task = Task(
+            number=self.next_task,
+            learner=learner,
+            start=self.current,
+            committed_steps=self.committed_steps,
+            max_steps=max_steps,
+            ordinal=ordinal,
+            rate_factor=self.schedule.factor_at(self.current.version),
+        )
         self.next_task += 1
         self.tasks[task.number] = task
         self.task_of[learner] = task.number

@@ -124,6 +124,7 @@ class Task:
     committed_steps: int  # S_c of the federation when the start model was handed out
     max_steps: int | None = None  # a budget of mini-batches; None: its trigger decides
     ordinal: int = 1  # how many tasks this learner has been given; chance is keyed by it
+    rate_factor: float = 1.0  # what the learner's learning rate is multiplied by
 
 
 @dataclass(frozen=True, slots=True)

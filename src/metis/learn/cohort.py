@@ -22,7 +22,7 @@ class Run:
     """A learner's task under way: all that the next mini-batch depends on, but the data."""
 
     learner: LearnerId
-    version: int  # its learning rate follows from this
+    rate_factor: float  # of its learning rate
     ordinal: int  # its chance follows from this
     with_loss: bool
     weights: Tensor
@@ -66,8 +66,8 @@ class Trainer(Protocol):
         """Whether it pays to compute everything that is open at once."""
         ...
 
-    def new_optimizer(self, version: int, kept: object | None) -> Any:
-        """Return the optimizer of a task that starts from this version.
+    def new_optimizer(self, rate_factor: float, kept: object | None) -> Any:
+        """Return the optimizer of a task with this factor of the learning rate.
 
         `kept` is the state of the learner's last one, if that is carried over; it is left alone.
         """
@@ -138,17 +138,16 @@ class Cohort:
         if with_loss:
             self._bench.validation_of(task.learner)  # must not be empty
         weights = self._started(task.start.weights)
-        version = task.start.version
         self._runs[task.learner] = Run(
             learner=task.learner,
-            version=version,
+            rate_factor=task.rate_factor,
             ordinal=task.ordinal,
             with_loss=with_loss,
             weights=weights,
             counters=[counter.clone() for counter in self._bench.initial_counters],
             start=weights.clone() if self._bench.training.proximal else None,
             offers_best=with_loss and self._bench.training.offers_best,
-            optimizer=self.trainer.new_optimizer(version, self._kept.get(task.learner)),
+            optimizer=self.trainer.new_optimizer(task.rate_factor, self._kept.get(task.learner)),
         )
 
     def _started(self, weights: Vector) -> Tensor:
@@ -252,7 +251,8 @@ class Cohort:
         self._runs = {}
         for saved in state["runs"]:
             values = from_plain(saved, device)
-            values["optimizer"] = self.trainer.new_optimizer(values["version"], values["optimizer"])
+            kept = values["optimizer"]
+            values["optimizer"] = self.trainer.new_optimizer(values["rate_factor"], kept)
             self._runs[values["learner"]] = Run(**values)
         self._kept = {name: from_plain(kept, device) for name, kept in state["kept"].items()}
         self._num_questions = state["num_questions"]

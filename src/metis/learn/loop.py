@@ -28,8 +28,8 @@ class Loop:
         self._bench = bench
         self._pulse = pulse  # told after each step how many of the task are done
 
-    def new_optimizer(self, version: int, kept: object | None) -> torch.optim.Optimizer:
-        optimizer = new_optimizer(self._bench.training, self._bench.module, version)
+    def new_optimizer(self, rate_factor: float, kept: object | None) -> torch.optim.Optimizer:
+        optimizer = new_optimizer(self._bench.training, self._bench.module, rate_factor)
         if kept is not None:
             rates = [group["lr"] for group in optimizer.param_groups]
             assert isinstance(kept, dict)

@@ -287,7 +287,7 @@ class Processes:
             self._num_begun += 1
             rows.append((worker, learner, row, self._num_begun))
             told = ("num_expected", "num_done", "num_told", "losses", "failure")
-            bare = Task(0, learner, Snapshot(run["version"], NO_WEIGHTS), 0, None, run["ordinal"])
+            bare = Task(0, learner, Snapshot(0, NO_WEIGHTS), 0)
             known = {name: run[name] for name in told}
             self._remotes[learner] = Remote(
                 self._num_begun, bare, run["with_loss"], worker, row, **known

@@ -83,7 +83,7 @@ class Workbench:
         self.counters = [b for b in module.buffers() if not b.is_floating_point()]
         self.initial_counters = [counter.clone() for counter in self.counters]
         self.trained = trained_parameters(module)
-        new_optimizer(training, module, version=0)  # wrong settings are told now, not in a task
+        new_optimizer(training, module)  # wrong settings are told now, not in a task
         self.flat = flatten(module)
         self._evaluator = Evaluator(module, self.feed_evaluation, self.loss, num_classes)
         self._evaluator.check(self.train)

@@ -361,6 +361,7 @@ class Desk:
                 task.committed_steps,
                 task.max_steps,
                 task.ordinal,
+                task.rate_factor,
                 items,
             ),
         )

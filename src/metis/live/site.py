@@ -284,6 +284,7 @@ class Site:
             order.committed_steps,
             order.max_steps,
             order.ordinal,
+            order.rate_factor,
         )
         cycles = list(memory.cycles)
         run = LocalRun(task, equipment.profile.steps_per_epoch, equipment.trigger, cycles)

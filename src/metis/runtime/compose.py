@@ -11,6 +11,7 @@ from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.recipes import Recipe, Settings, recipe
+from metis.core.schedules import ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.types import Layout, Snapshot
 
@@ -51,6 +52,20 @@ def with_metric(config: Config, num_classes: int) -> Config:
     return config
 
 
+def schedule_of(config: Config) -> Schedule:
+    """Return a fresh schedule of learning rates."""
+    train = config.train
+    if train.schedule != "plateau":
+        return ByVersion(train.schedule, train.schedule_versions, train.schedule_factor)
+    return Plateau(
+        train.schedule_versions,
+        train.schedule_factor,
+        train.schedule_improvement,
+        train.schedule_floor,
+        config.recipe.sample or config.learners,
+    )
+
+
 def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: int) -> Controller:
     """Return a fresh controller that holds version 0 and waits for its learners.
 
@@ -74,4 +89,5 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
         current=start,
         min_learners=config.recipe.min_learners or max(1, config.learners - len(late)),
         num_classes=num_classes,
+        schedule=schedule_of(config),
     )

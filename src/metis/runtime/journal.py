@@ -261,6 +261,7 @@ def task_record(task: Task, num_bytes: int) -> Record:
         "version": task.start.version,
         "committed_steps": task.committed_steps,
         "max_steps": task.max_steps,
+        "rate_factor": task.rate_factor,
         "bytes_down": num_bytes,
     }
 

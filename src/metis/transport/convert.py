@@ -154,6 +154,7 @@ def order_message(order: Order | None) -> wire.Order:
                     committed_steps=order.committed_steps,
                     max_steps=order.max_steps,
                     ordinal=order.ordinal,
+                    rate_factor=order.rate_factor,
                     items=[item_message(item) for item in order.items],
                 )
             )
@@ -183,6 +184,7 @@ def order_of(message: wire.Order) -> Order | None:
                 train.committed_steps,
                 train.max_steps if train.HasField("max_steps") else None,
                 train.ordinal,
+                _factor(train.rate_factor),
                 tuple(item_of(item) for item in train.items),
             )
         case "evaluate":
@@ -198,6 +200,12 @@ def order_of(message: wire.Order) -> Order | None:
         case "farewell":
             return Farewell(message.farewell.reason, message.farewell.over)
     return None
+
+
+def _factor(sent: float) -> float:
+    if not 0.0 < sent < math.inf:
+        raise ModelError(f"a task came with a learning rate's factor of {sent}: it must be above 0")
+    return sent
 
 
 def delivery_message(delivery: Delivery) -> wire.Delivery:

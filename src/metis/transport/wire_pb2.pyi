@@ -97,20 +97,22 @@ class Order(_message.Message):
     def __init__(self, train: _Optional[_Union[TrainOrder, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateOrder, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ...) -> None: ...
 
 class TrainOrder(_message.Message):
-    __slots__ = ("task", "version", "committed_steps", "max_steps", "ordinal", "items")
+    __slots__ = ("task", "version", "committed_steps", "max_steps", "ordinal", "items", "rate_factor")
     TASK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    RATE_FACTOR_FIELD_NUMBER: _ClassVar[int]
     task: int
     version: int
     committed_steps: int
     max_steps: int
     ordinal: int
     items: _containers.RepeatedCompositeFieldContainer[Item]
-    def __init__(self, task: _Optional[int] = ..., version: _Optional[int] = ..., committed_steps: _Optional[int] = ..., max_steps: _Optional[int] = ..., ordinal: _Optional[int] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
+    rate_factor: float
+    def __init__(self, task: _Optional[int] = ..., version: _Optional[int] = ..., committed_steps: _Optional[int] = ..., max_steps: _Optional[int] = ..., ordinal: _Optional[int] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., rate_factor: _Optional[float] = ...) -> None: ...
 
 class EvaluateOrder(_message.Message):
     __slots__ = ("evaluation", "task", "base_version", "items")
