@@ -14,7 +14,7 @@ from typing import Any
 
 from metis import paper, tables
 from metis.core.errors import ConfigError, unknown
-from metis.core.recipes import POLICIES, Settings
+from metis.core.recipes import POLICIES
 from metis.core.schedules import SHAPES
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.tables import key, table
@@ -380,8 +380,6 @@ class Config:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ConfigError(f"policy: {unknown('policy', self.policy, POLICIES)}")
-        if self.train.schedule == "plateau":
-            self._check_plateau()
         if not self.groups:
             raise ConfigError("groups: at least one is needed, such as [groups.fast]")
         stated = [g.learners for g in self.groups.values() if g.learners is not None]
@@ -410,19 +408,6 @@ class Config:
                     f"learners are called {min(names)} to {max(names)}"
                 )
 
-    def _check_plateau(self) -> None:
-        judged = [name for name in POLICIES if _is_judged(name)]
-        if self.policy not in judged:
-            raise ConfigError(
-                f"train.schedule = 'plateau' follows validation scores, which {self.policy} does "
-                f"not have: use one of {', '.join(SHAPES)}, or a policy of {', '.join(judged)}"
-            )
-        if self.train.schedule_factor >= 1:
-            raise ConfigError(
-                f"train.schedule_factor = {self.train.schedule_factor:g}: must be below 1 for "
-                "train.schedule = 'plateau', which only lowers the rate"
-            )
-
     def learner_names(self) -> list[str]:
         """Return learner-01, learner-02, ... with as many digits as are needed to sort them."""
         digits = max(2, len(str(self.learners)))
@@ -445,10 +430,6 @@ class Config:
                 position = open_groups.index(name)
                 sizes[name] = rest // len(open_groups) + (position < rest % len(open_groups))
         return sizes
-
-
-def _is_judged(policy: str) -> bool:
-    return POLICIES[policy].recipe(Settings()).weighting.judged_by != "nobody"
 
 
 def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values: Any) -> Config:

@@ -12,7 +12,7 @@ from metis.live.agree import agreed, differences, digest_of
 from metis.live.desk import Terms
 from metis.live.host import begin_or_go_on
 from metis.live.service import Service
-from metis.runtime.compose import controller_of, recipe_of, with_metric
+from metis.runtime.compose import check, controller_of, recipe_of, with_metric
 from metis.runtime.files import CONFIG, INITIAL
 from metis.runtime.journal import Listener, Record
 from metis.store.atomic import write_bytes
@@ -30,6 +30,7 @@ def found(
     A directory that holds one already must have been founded with the same config; `initial` is
     then not needed.
     """
+    check(config)
     text = agreed(config)
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / CONFIG).exists():

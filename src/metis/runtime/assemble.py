@@ -32,7 +32,7 @@ from metis.learn.flat import as_module, load_into
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
-from metis.runtime.compose import controller_of, recipe_of, with_metric
+from metis.runtime.compose import check, controller_of, recipe_of, with_metric
 from metis.runtime.costs import Costs
 from metis.runtime.journal import Record
 from metis.runtime.plugin import absolute, call
@@ -99,6 +99,7 @@ def lay_out(
     """Resolve a config: load its data, divide it, fill in what was left open."""
     if data is not None and not isinstance(data, Dataset):
         raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
+    check(config)
     dataset = data or loaded or dataset_of(config)
     division = divide(config, dataset)
     dataset = labelled(config, dataset, division)

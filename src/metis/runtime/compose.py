@@ -11,7 +11,7 @@ from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.recipes import Recipe, Settings, recipe
-from metis.core.schedules import ByVersion, Plateau, Schedule
+from metis.core.schedules import SHAPES, ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.types import Layout, Snapshot
 
@@ -50,6 +50,22 @@ def with_metric(config: Config, num_classes: int) -> Config:
             f"use one of {', '.join(ERROR_SCORES if regression else CLASS_SCORES)}"
         )
     return config
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for keys that do not go with the policy, or with each other."""
+    train, chosen = config.train, recipe_of(config)
+    if train.schedule == "plateau":
+        if chosen.weighting.judged_by == "nobody":
+            raise ConfigError(
+                f"train.schedule = 'plateau' follows validation scores, which {config.policy} does "
+                f"not have: use one of {', '.join(SHAPES)}, or a DVW policy such as sync-dvw"
+            )
+        if train.schedule_factor >= 1:
+            raise ConfigError(
+                f"train.schedule_factor = {train.schedule_factor:g}: must be below 1 for "
+                "train.schedule = 'plateau', which only lowers the rate"
+            )
 
 
 def schedule_of(config: Config) -> Schedule:
