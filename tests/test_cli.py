@@ -83,6 +83,11 @@ def kinds(directory: Path, *wanted: str) -> list[Record]:
             ],
             ["train.schedule_factor = 1: must be below 1", "plateau"],
         ),
+        (
+            ["--set", "train.batch_norm_statistics=local"],
+            ["train.batch_norm_statistics = 'local'", "no batch normalization", "use 'shared'"],
+        ),
+        (["--set", "train.batch_norm_statistics=own"], ["train.batch_norm_statistics", "shared"]),
         (["--set", "train.schedule=platau"], ["train.schedule", "did you mean 'plateau'?"]),
         (["--set", "train.schedule_floor=0"], ["train.schedule_floor = 0", "must be more than 0"]),
         (

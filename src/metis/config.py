@@ -155,6 +155,11 @@ class Train:
     learning_rate: float | None = key(None, "default: what suits the data", above=0)
     momentum: float | None = key(None, "default: what suits the data", low=0, high=1)
     keep_momentum: bool = key(False, "carry optimizer state over from task to task")
+    batch_norm_statistics: str = key(
+        "shared",
+        "running statistics: the federation's mean, or each learner's own to train and judge with",
+        choices=("shared", "local"),
+    )
     optimizer: str = key("sgd", "any optimizer of torch.optim")
     optimizer_options: dict[str, bool | int | float | tuple[float, ...]] = field(
         default_factory=dict, metadata={"doc": "further arguments of the optimizer"}

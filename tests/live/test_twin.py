@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,34 @@ def test_a_site_trains_at_the_rate_that_its_task_says(schedule: str, over: str) 
     assert sorted({r["rate_factor"] for r in records if r["kind"] == "task"})[-2:] == [0.1, 1.0]
     assert versions(records) == versions(simulated.records)
     assert service.ledger.controller.current.weights.tobytes() == simulated.weights.tobytes()
+
+
+NORMED = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    head = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
+    return nn.Sequential(*head)
+"""
+
+
+def test_statistics_that_stay_at_their_site_come_to_the_same_models(tmp_path: Path) -> None:
+    (tmp_path / "normed.py").write_text(NORMED)
+    ends = {}
+    for statistics in ("local", "shared"):
+        config = federation(
+            "sync-dvw",
+            model={"name": f"{tmp_path}/normed.py:make"},
+            train={"epochs": 1, "batch_norm_statistics": statistics},
+        )
+        simulated = run(config)
+        _, records = lived(config)
+        assert versions(records) == versions(simulated.records)
+        ends[statistics] = simulated.weights.tobytes()
+
+    assert ends["local"] != ends["shared"]
 
 
 @pytest.mark.parametrize("over", ["memory", "rpc"])

@@ -217,6 +217,17 @@ def plateau(policy: str, **values: Any) -> Config:
     return small(policy, train=train, horizon=horizon, **values)
 
 
+NORMED = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    head = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
+    return nn.Sequential(*head)
+"""
+
+
 def factors(path: Path) -> list[float]:
     return [r["rate_factor"] for r in read_journal(path / "journal.jsonl") if r["kind"] == "task"]
 
@@ -239,6 +250,28 @@ def test_a_rate_that_follows_scores_is_the_same_in_a_run_that_was_interrupted(
     resume(cut)
 
     assert_same_run(tmp_path / "whole", cut)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_local_statistics_are_the_same_in_a_run_that_was_interrupted(
+    engine: str, tmp_path: Path
+) -> None:
+    (tmp_path / "normed.py").write_text(NORMED)
+    values: dict[str, Any] = {"engine": engine, "threads": 2 if engine == "processes" else 1}
+    values["model"] = {"name": f"{tmp_path}/normed.py:make"}
+    values["train"] = {"epochs": 1, "batch_norm_statistics": "local"}
+    config = small("async-dvw", horizon={"versions": 20, "test_every": 3}, **values)
+    run(config, tmp_path / "whole")
+    records = without_wall(tmp_path / "whole")
+    assert records[0]["engine"] == engine
+
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted):
+        run(config, cut, listeners=(StopAfter(len(records) // 2),))
+    resume(cut)
+
+    assert_same_run(tmp_path / "whole", cut)
+    assert replay(cut).num_versions >= 20
 
 
 @pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw"])

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _HASHED_AT_ONCE = 1 << 22  # values
+_RUNNING_STATISTICS = ("running_mean", "running_var")  # as torch calls them
 
 LearnerId = NewType("LearnerId", str)
 
@@ -47,6 +48,15 @@ class Layout:
     def size(self) -> int:
         last = self.tensors[-1] if self.tensors else None
         return last.offset + last.size if last else 0
+
+    def running_statistics(self) -> NDArray[np.int64]:
+        """Return where batch-norm's running means and variances lie; empty if there are none."""
+        places = [
+            np.arange(tensor.offset, tensor.offset + tensor.size)
+            for tensor in self.tensors
+            if tensor.kind == "buffer" and tensor.name.rpartition(".")[2] in _RUNNING_STATISTICS
+        ]
+        return np.concatenate(places) if places else np.empty(0, np.int64)
 
     def as_rows(self) -> list[list[Any]]:
         """Return the name, shape and kind of each tensor, as JSON can hold them."""

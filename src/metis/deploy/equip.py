@@ -100,13 +100,14 @@ def _equipped(
     trains, judges = (parts.bench(module, parts.shares) for module in modules)
     (profile,) = trains.profiles()
     pulse = Pulse()
+    trainer = Cohort(trains, Loop(trains, pulse.beat))
     equipment = Equipment(
         name=learner,
         profile=profile,
         config=config,
         trigger=parts.trigger(learner),
-        trainer=Cohort(trains, Loop(trains, pulse.beat)),
-        judge=Cohort(judges, Loop(judges)),
+        trainer=trainer,
+        judge=Cohort(judges, Loop(judges), trainer.statistics),
         upload=codec_of(parts.config.upload, trains.layout),
         is_judged=parts.recipe.weighting.judged_by != "nobody",
         pulse=pulse,

@@ -32,8 +32,8 @@ def found(
     """
     check(config)
     text = agreed(config)
-    directory.mkdir(parents=True, exist_ok=True)
-    if (directory / CONFIG).exists():
+    fresh = not (directory / CONFIG).exists()
+    if not fresh:
         weights, layout, num_classes = read_first(directory / INITIAL)
         config = with_metric(config, num_classes)
         differing = differences(agreed(config), agreed(load(directory / CONFIG)))
@@ -43,6 +43,9 @@ def found(
     else:
         weights, layout, num_classes = _first_model(config, initial)
         config = with_metric(config, num_classes)
+    controller = controller_of(config, Snapshot(0, weights), layout, num_classes)
+    if fresh:
+        directory.mkdir(parents=True, exist_ok=True)
         save_first(directory / INITIAL, weights, layout, num_classes)
         # Last and whole: a directory with a config can be taken up again.
         write_bytes(directory / CONFIG, dump(config).encode())
@@ -60,7 +63,6 @@ def found(
         config_text=text,
         num_classes=num_classes,
     )
-    controller = controller_of(config, Snapshot(0, weights), layout, num_classes)
     header = _header(config, weights, layout, num_classes)
     return begin_or_go_on(directory, terms, controller, header, listeners)
 

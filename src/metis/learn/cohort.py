@@ -14,7 +14,8 @@ from metis.core.local_run import TestResult
 from metis.core.types import Counts, LearnerId, Profile, Task, Vector
 from metis.learn.epochs import Stretch
 from metis.learn.optimizer_state import from_plain, to_plain
-from metis.learn.workbench import Workbench
+from metis.learn.statistics import Statistics
+from metis.learn.workbench import Judge, Workbench
 
 
 @dataclass(slots=True)
@@ -119,14 +120,21 @@ class Cohort:
     promise; that set follows from the order of calls alone, and outlives a crash.
     """
 
-    def __init__(self, bench: Workbench, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        trainer: Trainer,
+        statistics: Statistics | None = None,
+    ) -> None:
+        """`statistics`: those of another cohort, whose learners these are."""
         self._bench = bench
+        self.statistics = statistics or Statistics()
         self.trainer = trainer
         self._runs: dict[LearnerId, Run] = {}
         self._kept: dict[LearnerId, Any] = {}
         self._start: tuple[Vector, Tensor] | None = None
         self._num_questions = 0
-        self._open: dict[int, tuple[Vector, LearnerId]] = {}
+        self._open: dict[int, tuple[Vector, LearnerId, Vector | None]] = {}
         self._answers: dict[int, Counts | None] = {}
 
     def profiles(self) -> Sequence[Profile]:
@@ -138,6 +146,9 @@ class Cohort:
         if with_loss:
             self._bench.validation_of(task.learner)  # must not be empty
         weights = self._started(task.start.weights)
+        own = self.statistics.begin(task.learner)
+        if own is not None:
+            self._bench.put_statistics(weights, own)
         self._runs[task.learner] = Run(
             learner=task.learner,
             rate_factor=task.rate_factor,
@@ -186,7 +197,9 @@ class Cohort:
         ]
 
     def finish(self, learner: LearnerId) -> Vector:
-        return self._bench.trained_vector(self.release(learner).offered)
+        trained = self._bench.trained_vector(self.release(learner).offered)
+        self.statistics.finish(learner, self._bench.local_statistics(trained))
+        return trained
 
     def release(self, learner: LearnerId) -> Run:
         """Forget a finished task, but for what is kept for the next; return it."""
@@ -198,7 +211,7 @@ class Cohort:
 
     def abandon(self, learner: LearnerId) -> None:
         self._runs.pop(learner, None)
-        for number in [n for n, (_, judge) in self._open.items() if judge == learner]:
+        for number in [n for n, (_, judge, _) in self._open.items() if judge == learner]:
             del self._open[number]
 
     def run_of(self, learner: LearnerId) -> Run:
@@ -211,18 +224,20 @@ class Cohort:
         first = self._num_questions
         self._num_questions += len(judges)
         numbers = list(range(first, self._num_questions))
+        # The statistics as they are now: the judge may have others when it is computed.
         self._open.update(
-            (number, (weights, judge)) for number, judge in zip(numbers, judges, strict=True)
+            (number, (weights, judge, self.statistics.begun.get(judge)))
+            for number, judge in zip(numbers, judges, strict=True)
         )
         return numbers
 
     def answer(self, question: int) -> Counts | None:
         if question in self._open:
             wanted = self._open[question][0]
-            models: dict[int, tuple[Vector, dict[int, LearnerId]]] = {}
-            for number, (weights, judge) in self._open.items():
+            models: dict[int, tuple[Vector, dict[int, Judge]]] = {}
+            for number, (weights, judge, own) in self._open.items():
                 if weights is wanted or self.trainer.together:
-                    models.setdefault(id(weights), (weights, {}))[1][number] = judge
+                    models.setdefault(id(weights), (weights, {}))[1][number] = (judge, own)
             asked = [(weights, list(judges.values())) for weights, judges in models.values()]
             counts = self._bench.counts(asked)
             for (_, judges), found in zip(models.values(), counts, strict=True):
@@ -240,6 +255,7 @@ class Cohort:
         return {
             "runs": [self._plain(run) for run in self._runs.values()],
             "kept": {learner: to_plain(kept) for learner, kept in self._kept.items()},
+            "statistics": self.statistics.state(),
             "num_questions": self._num_questions,
             "open": dict(self._open),
             "answers": dict(self._answers),
@@ -255,6 +271,7 @@ class Cohort:
             values["optimizer"] = self.trainer.new_optimizer(values["rate_factor"], kept)
             self._runs[values["learner"]] = Run(**values)
         self._kept = {name: from_plain(kept, device) for name, kept in state["kept"].items()}
+        self.statistics.restore(state["statistics"])
         self._num_questions = state["num_questions"]
         self._open = dict(state["open"])
         self._answers = dict(state["answers"])

@@ -52,6 +52,7 @@ class Training:
     weight_decay: float = 0.0
     weight_decay_on: tuple[str, ...] = ()  # parameter-name patterns; empty: all weights (ndim >= 2)
     keep_momentum: bool = False  # carry the optimizer's state over from task to task
+    local_statistics: bool = False  # a learner keeps its batch-norm running statistics to itself
     clip_norm: float | None = None  # of the whole gradient, the proximal term's included
     device: str = "cpu"
     precision: str = "tf32"  # of products on a GPU, see PRECISIONS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metis.core.errors import ConfigError
 from metis.core.local_run import TestResult
 from metis.core.scores import accuracy, r_squared
-from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Vector
+from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Vector, frozen
 from metis.data.dataset import Dataset
 from metis.learn.epochs import Epochs, Share, order_of
 from metis.learn.evaluator import (
@@ -31,6 +32,9 @@ from metis.learn.evaluator import (
 from metis.learn.flat import flatten
 from metis.learn.prepare import Preparation
 from metis.learn.training import Loss, Training, new_optimizer, trained_parameters
+
+#: Who scores a model, and the running statistics to score it with; None: those of the model.
+Judge: TypeAlias = tuple[LearnerId, Vector | None]
 
 #: Trained models, and what they predict, that stay on a GPU, since they will be asked for soon.
 RECENT_MODELS = 32
@@ -90,6 +94,7 @@ class Workbench:
         if self._takes_channels_last():
             self.flat = flatten(module, channels_last=True)
         self._own_values = self.flat.values  # not those of a learner
+        self._statistics = torch.from_numpy(self.layout.running_statistics()).to(self.device)
         everything = torch.arange(len(test.y), device=self.device)
         self._test = held_ready(test, everything, self.feed_evaluation)
         self._recent: deque[tuple[Vector, Tensor]] = deque(maxlen=RECENT_MODELS)
@@ -178,31 +183,40 @@ class Workbench:
             and repr(self.module) == repr(other.module)
         )
 
-    def counts(
-        self, asked: Sequence[tuple[Vector, Sequence[LearnerId]]]
-    ) -> list[list[Counts | None]]:
+    def local_statistics(self, weights: Vector) -> Vector | None:
+        """Return the running statistics in a model, if learners keep theirs to themselves."""
+        if not self.training.local_statistics:
+            return None
+        return frozen(weights[self.layout.running_statistics()])
+
+    def put_statistics(self, values: Tensor, statistics: Vector) -> None:
+        """Write running statistics to where they lie in a model."""
+        values[self._statistics] = torch.from_numpy(statistics.copy()).to(values.device)
+
+    def counts(self, asked: Sequence[tuple[Vector, Sequence[Judge]]]) -> list[list[Counts | None]]:
         """Return each judge's counts of each model: one pass for a model, one wait for all."""
-        able = [[judge for judge in judges if len(self._validation[judge])] for _, judges in asked]
-        places = [[self._validation[judge] for judge in judges] for judges in able]
+        able = [[one for one in judges if len(self._validation[one[0]])] for _, judges in asked]
         predicted = []
         with self.arithmetic():
-            for (weights, _), indices in zip(asked, places, strict=True):
-                if indices:
-                    predicted += self._predictions(weights, indices)
+            for (weights, _), judges in zip(asked, able, strict=True):
+                if judges:
+                    predicted += self._predictions(weights, judges)
         if not predicted:
             return [[None] * len(judges) for _, judges in asked]
-        sizes = [len(i) for indices in places for i in indices]
-        spans = [self._spans[judge] for judges in able for judge in judges]
+        spans = [self._spans[judge] for judges in able for judge, _ in judges]
+        sizes = [span.stop - span.start for span in spans]
         actual = torch.cat([self._validation_y[span] for span in spans])
         counts = iter(self._evaluator.counts(actual, torch.cat(predicted), sizes))
-        answers = [{judge: next(counts) for judge in judges} for judges in able]
         return [
-            [answer.get(judge) for judge in judges]
-            for answer, (_, judges) in zip(answers, asked, strict=True)
+            [next(counts) if len(self._validation[judge]) else None for judge, _ in judges]
+            for _, judges in asked
         ]
 
-    def _predictions(self, weights: Vector, indices: Sequence[Tensor]) -> list[Tensor]:
+    def _predictions(self, weights: Vector, judges: Sequence[Judge]) -> list[Tensor]:
         """Return what a model predicts for each judge's examples."""
+        indices = [self._validation[judge] for judge, _ in judges]
+        if any(own is not None for _, own in judges):
+            return [self._predictions_with(weights, own, self._validation[j]) for j, own in judges]
         if self.device.type == "cpu":
             # The last bits of a product depend on what else is in the batch. A CPU loses little by
             # taking judges one by one, and then their answers do not depend on who else was asked.
@@ -222,6 +236,14 @@ class Workbench:
         predicted = self._evaluator.predictions(self.validation, everything)
         self._predicted.append((weights, predicted))
         return [predicted[wanted]]
+
+    def _predictions_with(self, weights: Vector, own: Vector | None, place: Tensor) -> Tensor:
+        """Return what a model predicts with these running statistics instead of its own."""
+        self.flat.point_to(self._own_values)  # not where a learner's model may be
+        self.flat.load_vector(weights)
+        if own is not None:
+            self.put_statistics(self._own_values, own)
+        return self._evaluator.predictions(self.validation, place)
 
     def trained_vector(self, values: Tensor) -> Vector:
         """Return a trained model as a vector. Those seen last need not be brought back to a GPU."""

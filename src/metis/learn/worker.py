@@ -69,10 +69,12 @@ class Worker:
 
     def _obey(self, kind: str, values: list[Any]) -> None:
         match kind, values:
-            case "begin", [task, with_loss, start, row, number]:
+            case "begin", [task, with_loss, start, row, number, own]:
                 if start is not None:
                     self._start = frozen(self._rows[start].copy())
                     self._pipe.send(("freed", start))
+                if own is not None:
+                    self._cohort.statistics.last[task.learner] = own
                 snapshot = Snapshot(task.start.version, self._start)
                 self._cohort.begin(replace(task, start=snapshot), with_loss)
                 self._row_of[task.learner] = row, number

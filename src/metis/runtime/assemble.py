@@ -385,6 +385,7 @@ def _training(config: Config, chosen: Recipe) -> Training:
         weight_decay=train.weight_decay,
         weight_decay_on=train.weight_decay_on or (),
         keep_momentum=train.keep_momentum,
+        local_statistics=train.batch_norm_statistics == "local",
         clip_norm=train.clip_norm,
         device=config.device,
         precision=config.precision,

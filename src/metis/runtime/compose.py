@@ -88,6 +88,11 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
     `num_classes` is what judges count; 0 for a regression.
     """
     chosen = recipe_of(config)
+    if config.train.batch_norm_statistics == "local" and not layout.running_statistics().size:
+        raise ConfigError(
+            "train.batch_norm_statistics = 'local': the model has no batch normalization with "
+            "running statistics; use 'shared'"
+        )
     community = chosen.community
     download = codec_of(config.download, layout)
     if download.needs_base:
