@@ -206,6 +206,12 @@ class Validation:
     self_score: str = key(
         "include", "whether a learner's own counts join the pool", choices=("include", "exclude")
     )
+    release_last: int | None = key(
+        None,
+        "in so many last versions of horizon.versions learners train on held-out examples, too, "
+        "and keep the weights that they have",
+        low=1,
+    )
     deadline_seconds: float = key(
         600.0, "a judge that has not answered by then is left out", above=0
     )

@@ -703,6 +703,44 @@ def test_a_loss_of_ones_own_is_used() -> None:
     assert trained(loop(bench), start) != usual
 
 
+def whole(share: Share) -> Share:
+    """A learner that holds nothing out."""
+    everything = np.concatenate((share.train, share.validation))
+    return Share(everything, np.array([], dtype=np.int64), share.group)
+
+
+@MODULE
+def test_a_task_that_says_so_is_trained_on_what_was_held_out_too(
+    make: Callable[[], nn.Module], federation: Federate
+) -> None:
+    learners, start = federation(make)
+    plain, _ = federation(make, shares={name: whole(share) for name, share in SHARES.items()})
+    (a, _), (full, _) = learners.profiles(), plain.profiles()
+    assert (a.examples(True), a.epoch_steps(True)) == (full.num_examples, full.steps_per_epoch)
+    ends = []
+    for one, all_examples in ((learners, True), (plain, False)):
+        given = replace(task(B, start), all_examples=all_examples)
+        one.begin(given, with_loss=False)
+        go_on(one, B, 3, 5, 5)  # epochs of five, not four
+        ends.append(one.finish(B).tobytes())
+
+    assert ends[0] == ends[1] != trained(learners, start, num_steps=13, learner=B)
+
+
+def test_that_a_task_takes_all_examples_outlives_a_crash(federation: Federate) -> None:
+    learners, start = federation()
+    learners.begin(replace(task(B, start), all_examples=True), with_loss=False)
+    go_on(learners, B, 3)
+    restored, _ = federation()
+    restored.restore(learners.state())
+    ends = []
+    for one in (learners, restored):
+        go_on(one, B, 7, done=3)
+        ends.append(one.finish(B).tobytes())
+
+    assert ends[0] == ends[1]
+
+
 # --- scores
 
 

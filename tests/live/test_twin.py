@@ -155,6 +155,21 @@ def test_a_site_trains_at_the_rate_that_its_task_says(schedule: str, over: str) 
     assert service.ledger.controller.current.weights.tobytes() == simulated.weights.tobytes()
 
 
+def test_sites_train_on_what_they_held_out_in_the_last_rounds() -> None:
+    ends = {}
+    for last in (2, None):
+        config = federation("sync-dvw", validation={"fraction": 0.3, "release_last": last})
+        simulated = run(config)
+        service, records = lived(config, "rpc")
+        assert service.over == "versions"
+        assert versions(records) == versions(simulated.records)
+        full = [r["all_examples"] for r in records if r["kind"] == "task"]
+        assert full == [last is not None and n >= 8 for n in range(16)]
+        ends[last] = simulated.weights.tobytes()
+
+    assert ends[2] != ends[None]
+
+
 NORMED = """
 import torch
 from torch import nn

@@ -252,6 +252,61 @@ def test_a_rate_that_follows_scores_is_the_same_in_a_run_that_was_interrupted(
     assert_same_run(tmp_path / "whole", cut)
 
 
+def released(policy: str, **values: Any) -> Config:
+    """Held-out examples are trained on in the last versions."""
+    versions, last = (6, 2) if policy != "async-dvw-adaptive" else (24, 10)
+    return small(
+        policy,
+        **{
+            "horizon": {"versions": versions, "test_every": 3},
+            "validation": {"fraction": 0.2, "release_last": last},
+            "train": {"epochs": 3},
+            **values,
+        },
+    )
+
+
+def by_task(path: Path, kind: str) -> dict[int, Record]:
+    return {r["task"]: r for r in read_journal(path / "journal.jsonl") if r["kind"] == kind}
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw-adaptive", "semisync-dvw"])
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_a_run_that_releases_its_validation_sets_can_be_interrupted_and_replayed(
+    engine: str, policy: str, tmp_path: Path
+) -> None:
+    config = released(policy, engine=engine, threads=2 if engine == "processes" else 1)
+    result = run(config, tmp_path / "whole")
+    given = by_task(tmp_path / "whole", "task")
+    answered = by_task(tmp_path / "whole", "arrive")
+    begun = {
+        r["learner"]: r
+        for r in result.records or read_journal(tmp_path / "whole/journal.jsonl")
+        if r["kind"] == "join"
+    }
+    since = (config.horizon.versions or 0) - (config.validation.release_last or 0)
+    asked = {r["task"] for r in by_task(tmp_path / "whole", "evaluate").values()}
+
+    for number, record in answered.items():
+        full, learner = given[number]["all_examples"], begun[record["learner"]]
+        assert full == (given[number]["version"] >= since)
+        assert (number in asked) == (not full) == (record["counts"] is not None)
+        if full:
+            assert record["num_examples"] == learner["num_examples"] + learner["num_held_out"]
+            if policy != "semisync-dvw":  # an adaptive learner, too, does just these epochs
+                assert record["num_steps"] == 3 * learner["steps_per_full_epoch"]
+    assert {given[number]["all_examples"] for number in answered} == {True, False}
+
+    cut = tmp_path / "cut"
+    records = without_wall(tmp_path / "whole")
+    tasks = [n for n, r in enumerate(records) if r["kind"] == "task" and r["all_examples"]]
+    with pytest.raises(Interrupted):
+        run(config, cut, listeners=(StopAfter(tasks[0] + 4),))
+    resume(cut)
+    assert_same_run(tmp_path / "whole", cut)
+    assert replay(cut).num_versions >= 6
+
+
 @pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
 def test_local_statistics_are_the_same_in_a_run_that_was_interrupted(
     engine: str, tmp_path: Path

@@ -17,6 +17,7 @@ ORDER = TrainOrder(
     max_steps=12,
     ordinal=2,
     rate_factor=0.1 + 0.2,  # a number that a float32 would round
+    all_examples=True,
     items=(SnapshotOf(2), PacketOf(3)),
 )
 

@@ -122,6 +122,17 @@ class Profile:
     num_examples: int  # training examples, those held out for validation not counted
     steps_per_epoch: int
     group: str = "default"  # a device class such as "fast"
+    num_held_out: int = 0  # examples that it validates on
+    steps_per_full_epoch: int | None = None  # with these trained on, too; None: there are none
+
+    def examples(self, all_examples: bool) -> int:
+        """Return how many examples it trains on: also those held out, in a task that says so."""
+        return self.num_examples + (self.num_held_out if all_examples else 0)
+
+    def epoch_steps(self, all_examples: bool) -> int:
+        """Return the mini-batches of an epoch over them."""
+        full = self.steps_per_full_epoch
+        return full if all_examples and full is not None else self.steps_per_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,7 @@ class Task:
     max_steps: int | None = None  # a budget of mini-batches; None: its trigger decides
     ordinal: int = 1  # how many tasks this learner has been given; chance is keyed by it
     rate_factor: float = 1.0  # what the learner's learning rate is multiplied by
+    all_examples: bool = False  # train on those held out for validation, too; nobody judges it
 
 
 @dataclass(frozen=True, slots=True)

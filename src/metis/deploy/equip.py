@@ -110,6 +110,7 @@ def _equipped(
         judge=Cohort(judges, Loop(judges), trainer.statistics),
         upload=codec_of(parts.config.upload, trains.layout),
         is_judged=parts.recipe.weighting.judged_by != "nobody",
+        fixed_epochs=parts.config.train.epochs,
         pulse=pulse,
     )
     mirror = Mirror(Dense(trains.layout), codec_of(parts.config.download, trains.layout))

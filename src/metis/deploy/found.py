@@ -12,7 +12,7 @@ from metis.live.agree import agreed, differences, digest_of
 from metis.live.desk import Terms
 from metis.live.host import begin_or_go_on
 from metis.live.service import Service
-from metis.runtime.compose import check, controller_of, recipe_of, with_metric
+from metis.runtime.compose import check, controller_of, recipe_of, release_from, with_metric
 from metis.runtime.files import CONFIG, INITIAL
 from metis.runtime.journal import Listener, Record
 from metis.store.atomic import write_bytes
@@ -36,7 +36,14 @@ def found(
     if not fresh:
         weights, layout, num_classes = read_first(directory / INITIAL)
         config = with_metric(config, num_classes)
-        differing = differences(agreed(config), agreed(load(directory / CONFIG)))
+        before = load(directory / CONFIG)
+        if release_from(config) != release_from(before):
+            raise RunError(
+                f"{directory} was founded with horizon.versions = {before.horizon.versions} and "
+                f"validation.release_last = {before.validation.release_last}, from which follows "
+                "when held-out examples are released: leave both as they were"
+            )
+        differing = differences(agreed(config), agreed(before))
         if differing:
             there = differing[0].replace("at the controller", f"in {directory}")
             raise RunError(f"{directory} was founded with another config: {there}")
@@ -97,5 +104,6 @@ def _header(config: Config, weights: Vector, layout: Layout, num_classes: int) -
         "upload": config.upload.in_words(),
         "download": config.download.in_words(),
         "judged": recipe_of(config).weighting.judged_by != "nobody",
+        "release_from": release_from(config),
         "learners": [],
     }

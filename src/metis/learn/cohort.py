@@ -28,6 +28,7 @@ class Run:
     with_loss: bool
     weights: Tensor
     counters: list[Tensor]  # buffers that are not float, such as batch-norm's step counters
+    all_examples: bool  # those held out are trained on, too
     start: Tensor | None  # kept for the proximal term only
     optimizer: Any  # the trainer's
     num_expected: int = 0  # steps in all that were promised
@@ -56,7 +57,11 @@ class Job:
     def stretches(self) -> Iterator[Stretch]:
         """Give the mini-batches, epoch by epoch."""
         run = self.run
-        return self.bench.epochs.stretches(run.learner, run.ordinal, run.num_done, self.num_steps)
+        epochs = self.bench.epochs_of(run.all_examples)
+        return epochs.stretches(run.learner, run.ordinal, run.num_done, self.num_steps)
+
+    def steps_per_epoch(self) -> int:
+        return self.bench.epochs_of(self.run.all_examples).num_steps(self.run.learner)
 
 
 class Trainer(Protocol):
@@ -156,6 +161,7 @@ class Cohort:
             with_loss=with_loss,
             weights=weights,
             counters=[counter.clone() for counter in self._bench.initial_counters],
+            all_examples=task.all_examples,
             start=weights.clone() if self._bench.training.proximal else None,
             offers_best=with_loss and self._bench.training.offers_best,
             optimizer=self.trainer.new_optimizer(task.rate_factor, self._kept.get(task.learner)),

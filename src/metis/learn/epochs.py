@@ -25,8 +25,13 @@ class Share:
     """Which training examples of the dataset a learner holds, and which of them it sets aside."""
 
     train: NDArray[np.int64]
-    validation: NDArray[np.int64]  # never trained on; may be empty
+    validation: NDArray[np.int64]  # not trained on before it is released; may be empty
     group: str = "default"
+
+    def released(self) -> Share:
+        """Return the share with all of its examples to train on."""
+        everything = np.concatenate((self.train, self.validation))
+        return Share(everything, self.validation[:0], self.group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,11 +243,11 @@ class Graphs:
     def _settle(self, outcomes: Sequence[Outcome]) -> None:
         """Look at all losses: the one moment at which the CPU waits for the GPU."""
         for outcome in outcomes:
-            run, epochs = outcome.job.run, outcome.job.bench.epochs
+            run = outcome.job.run
             if outcome.before is not None:
                 settle_validation(run, float(outcome.before))
             losses: np.ndarray[Any, np.dtype[np.float32]] = torch.cat(outcome.losses).cpu().numpy()
-            settle(run, losses, epochs.num_steps(run.learner))
+            settle(run, losses, outcome.job.steps_per_epoch())
             if outcome.after is not None and run.failure is None:
                 settle_validation(run, float(outcome.after))
 

@@ -60,7 +60,7 @@ class Loop:
         losses = self._steps(job)
         _copy_all(run.counters, bench.counters)
         # One look per job: looking at each loss would make an accelerator wait at every step.
-        settle(run, losses.cpu().numpy(), bench.epochs.num_steps(run.learner))
+        settle(run, losses.cpu().numpy(), job.steps_per_epoch())
         if run.with_loss and run.failure is None:
             settle_validation(run, float(bench.validation_loss(run.learner)))
 

@@ -123,7 +123,7 @@ class Stack:
             for counter, rows in zip(run.counters, stacked.counters, strict=True):
                 counter.copy_(rows[row])
             found = torch.cat(losses[row]).cpu().numpy()
-            settle(run, found, job.bench.epochs.num_steps(run.learner))
+            settle(run, found, job.steps_per_epoch())
         sound = [row for row, run in enumerate(runs) if run.with_loss and run.failure is None]
         self._validate(jobs, sound, stacked)
 
@@ -350,6 +350,7 @@ def _trial(
             with_loss=False,
             weights=weights,
             counters=[counter.clone() for counter in bench.initial_counters],
+            all_examples=False,
             start=weights.clone() if bench.training.proximal else None,
             optimizer=trainer.new_optimizer(1.0, None),
         )

@@ -69,14 +69,18 @@ class Workbench:
         self.has_batch_norm = any(isinstance(m, _BatchNorm) for m in module.modules())
         if self.has_batch_norm and training.batch_size == 1:
             raise ConfigError("batch_size = 1: batch-norm needs at least 2 examples in a batch")
-        self.epochs = Epochs(
-            self.shares,
-            preparation,
-            training.batch_size,
-            seed,
-            no_single=self.has_batch_norm,
-            drop_last=training.drop_last,
-            order=order_of(training.shuffle_buffer, dataset.y_train),
+        whole = {learner: share.released() for learner, share in self.shares.items()}
+        self.epochs, self.full_epochs = (
+            Epochs(
+                held,
+                preparation,
+                training.batch_size,
+                seed,
+                no_single=self.has_batch_norm,
+                drop_last=training.drop_last,
+                order=order_of(training.shuffle_buffer, dataset.y_train),
+            )
+            for held in (self.shares, whole)
         )
         preparation.output_shape(dataset.input_shape)
         num_classes = dataset.num_classes
@@ -126,9 +130,20 @@ class Workbench:
 
     def profiles(self) -> list[Profile]:
         return [
-            Profile(learner, len(share.train), self.epochs.num_steps(learner), share.group)
+            Profile(
+                learner,
+                len(share.train),
+                self.epochs.num_steps(learner),
+                share.group,
+                len(share.validation),
+                self.full_epochs.num_steps(learner) if len(share.validation) else None,
+            )
             for learner, share in self.shares.items()
         ]
+
+    def epochs_of(self, all_examples: bool) -> Epochs:
+        """Return what learners train on: also what they hold out, in a task that says so."""
+        return self.full_epochs if all_examples else self.epochs
 
     def feed_training(self, examples: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Return chosen training examples ready for the module, and their targets."""

@@ -105,7 +105,7 @@ class Worker:
     def _train(self, learner: LearnerId) -> None:
         """Train to the end of the epoch, or as far as is wanted, and leave the model in its row."""
         run = self._cohort.run_of(learner)
-        per_epoch = self._bench.epochs.num_steps(learner)
+        per_epoch = self._bench.epochs_of(run.all_examples).num_steps(learner)
         goal = min(run.num_expected, (run.num_done // per_epoch + 1) * per_epoch)
         losses: tuple[float, ...] = ()
         with suppress(FloatingPointError):  # the run knows of it

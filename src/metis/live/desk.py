@@ -362,6 +362,7 @@ class Desk:
                 task.max_steps,
                 task.ordinal,
                 task.rate_factor,
+                task.all_examples,
                 items,
             ),
         )

@@ -93,6 +93,7 @@ class TrainOrder:
     max_steps: int | None
     ordinal: int
     rate_factor: float  # what the learning rate is multiplied by
+    all_examples: bool  # train on those held out, too
     items: tuple[Item, ...]
 
 

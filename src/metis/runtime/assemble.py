@@ -155,6 +155,7 @@ def assemble(
         triggers={name: parts.trigger(name) for name in names},
         validation_examples={name: len(share.validation) for name, share in shares.items()},
         batch_size=config.train.batch_size,
+        fixed_epochs=config.train.epochs,
         upload=codec_of(config.upload, layout),
         snapshot_bytes=Dense(layout).num_bytes,
         test_every=_or(config.horizon.test_every, 1 if chosen.pacing.rounds else config.learners),
@@ -184,6 +185,7 @@ def assemble(
         "batch_note": batch_note(bench),
         "unplaced": division.unplaced,
         "judged": chosen.weighting.judged_by != "nobody",
+        "release_from": controller.release_from,
         "learners": [
             {
                 "learner": name,

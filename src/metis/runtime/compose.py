@@ -67,6 +67,27 @@ def check(config: Config) -> None:
                 "train.schedule = 'plateau', which only lowers the rate"
             )
 
+    released, versions = config.validation.release_last, config.horizon.versions
+    if released is None:
+        return
+    if not chosen.holds_out:
+        raise ConfigError(
+            f"validation.release_last = {released}: {config.policy} holds out no examples that "
+            "could be released; leave it out, or use a policy that does, such as sync-dvw"
+        )
+    if versions is None or released >= versions:
+        at_most = "is not set" if versions is None else f"is only {versions}"
+        raise ConfigError(
+            f"validation.release_last = {released} counts back from horizon.versions, which "
+            f"{at_most}: set horizon.versions to more than {released}"
+        )
+
+
+def release_from(config: Config) -> int | None:
+    """Return the version from which tasks train on held-out examples, too; None: there is none."""
+    released, versions = config.validation.release_last, config.horizon.versions
+    return None if released is None or versions is None else versions - released
+
 
 def schedule_of(config: Config) -> Schedule:
     """Return a fresh schedule of learning rates."""
@@ -111,4 +132,5 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
         min_learners=config.recipe.min_learners or max(1, config.learners - len(late)),
         num_classes=num_classes,
         schedule=schedule_of(config),
+        release_from=release_from(config),
     )

@@ -170,6 +170,8 @@ def event_record(event: Event) -> tuple[str, Record]:
                 "num_examples": p.num_examples,
                 "steps_per_epoch": p.steps_per_epoch,
                 "group": p.group,
+                "num_held_out": p.num_held_out,
+                "steps_per_full_epoch": p.steps_per_full_epoch,
             }
         case Left(learner, withdraw):
             return "leave", {"learner": learner, "withdraw": withdraw}
@@ -213,6 +215,8 @@ def _event(record: Record, model: Callable[[Record], Model]) -> Event | None:
                     record["num_examples"],
                     record["steps_per_epoch"],
                     record["group"],
+                    record["num_held_out"],
+                    record["steps_per_full_epoch"],
                 )
             )
         case "leave":
@@ -262,6 +266,7 @@ def task_record(task: Task, num_bytes: int) -> Record:
         "committed_steps": task.committed_steps,
         "max_steps": task.max_steps,
         "rate_factor": task.rate_factor,
+        "all_examples": task.all_examples,
         "bytes_down": num_bytes,
     }
 

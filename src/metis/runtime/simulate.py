@@ -32,6 +32,7 @@ from metis.core.events import (
     Train,
 )
 from metis.core.local_run import Learners, LocalRun, Trigger
+from metis.core.triggers import AfterEpochs
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, dense
 from metis.runtime.agenda import (
     Arrive,
@@ -66,6 +67,7 @@ class Plan:
     batch_size: int
     upload: Codec
     snapshot_bytes: int  # of a model that travels as it is
+    fixed_epochs: int = 1  # of a task that trains on all examples
     test_every: int = 1
     max_versions: int | None = None
     max_seconds: float | None = None
@@ -176,10 +178,12 @@ class Simulation:
 
     def _begin(self, task: Task) -> None:
         learner = task.learner
-        trigger = self.plan.triggers[learner]
+        # Whoever trains on its validation set has no loss to follow.
+        fixed = AfterEpochs(self.plan.fixed_epochs)
+        trigger = fixed if task.all_examples else self.plan.triggers[learner]
         run = LocalRun(
             task=task,
-            steps_per_epoch=self.plan.profiles[learner].steps_per_epoch,
+            steps_per_epoch=self.plan.profiles[learner].epoch_steps(task.all_examples),
             trigger=trigger,
             cycles=self.world.cycles.setdefault(learner, []),
         )
@@ -224,7 +228,7 @@ class Simulation:
             task=run.task.number,
             epoch=run.epochs,
             num_steps=num_steps,
-            samples=min(num_steps * self.plan.batch_size, self.plan.profiles[learner].num_examples),
+            samples=min(num_steps * self.plan.batch_size, self._num_examples(run.task)),
             loss=losses[-1] if losses else None,
             steps_behind=committed_steps - run.task.committed_steps + run.num_steps,
         )
@@ -232,6 +236,9 @@ class Simulation:
             self._offer(run)
         else:
             self._next_steps(run)
+
+    def _num_examples(self, task: Task) -> int:
+        return self.plan.profiles[task.learner].examples(task.all_examples)
 
     def _fail(self, run: LocalRun, reason: str) -> None:
         learner = run.task.learner
@@ -257,12 +264,14 @@ class Simulation:
             task=task.number,
             weights=model,
             base_version=task.start.version,
-            num_examples=self.plan.profiles[learner].num_examples,
+            num_examples=self._num_examples(task),
             num_steps=run.num_steps,
             seconds=run.seconds,
             counts=None,
         )
-        question = self.learners.ask(dense(model), [learner])[0] if self._judged else None
+        question = None
+        if self._judged and not task.all_examples:
+            question = self.learners.ask(dense(model), [learner])[0]
         costs = self.plan.costs[learner]
         seconds = costs.request_overhead_seconds + costs.transfer_seconds(num_bytes)
         seconds *= self.world.slowness_of(learner)
