@@ -129,17 +129,12 @@ class Workbench:
         return self.flat.layout
 
     def profiles(self) -> list[Profile]:
-        return [
-            Profile(
-                learner,
-                len(share.train),
-                self.epochs.num_steps(learner),
-                share.group,
-                len(share.validation),
-                self.full_epochs.num_steps(learner) if len(share.validation) else None,
-            )
-            for learner, share in self.shares.items()
-        ]
+        return [self._profile(learner, share) for learner, share in self.shares.items()]
+
+    def _profile(self, learner: LearnerId, share: Share) -> Profile:
+        held_out, steps = len(share.validation), self.epochs.num_steps(learner)
+        full = self.full_epochs.num_steps(learner) if held_out else None
+        return Profile(learner, len(share.train), steps, share.group, held_out, full)
 
     def epochs_of(self, all_examples: bool) -> Epochs:
         """Return what learners train on: also what they hold out, in a task that says so."""
@@ -391,19 +386,20 @@ class Workbench:
         """Try whether the module asks torch for random numbers when it trains, as dropout does."""
         few = self.train.x[:2]
         with self.as_it_was(), torch.no_grad():
-            before = self._generators()
+            before = _generators(self.device)
             try:
                 self.module.train()(self.feed_evaluation(few))
             except Exception:  # it fails only when it trains: that is told when it does
                 return True
-            after = self._generators()
+            after = _generators(self.device)
         return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
-    def _generators(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        if self.device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self.device))
-        return states
+
+def _generators(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def _set_flags(benchmark: bool, deterministic: bool, cudnn_tf32: bool, matmul_tf32: bool) -> None:
