@@ -14,7 +14,7 @@ from metis.core.local_run import TestResult
 from metis.core.types import Counts, LearnerId, Profile, Task, Vector
 from metis.learn.epochs import Stretch
 from metis.learn.optimizer_state import from_plain, to_plain
-from metis.learn.statistics import Statistics
+from metis.learn.statistics import Statistics, statistics_of
 from metis.learn.workbench import Judge, Workbench
 
 
@@ -133,7 +133,7 @@ class Cohort:
     ) -> None:
         """`statistics`: those of another cohort, whose learners these are."""
         self._bench = bench
-        self.statistics = statistics or Statistics()
+        self.statistics = statistics or statistics_of(bench.training, bench.layout)
         self.trainer = trainer
         self._runs: dict[LearnerId, Run] = {}
         self._kept: dict[LearnerId, Any] = {}
@@ -204,7 +204,7 @@ class Cohort:
 
     def finish(self, learner: LearnerId) -> Vector:
         trained = self._bench.trained_vector(self.release(learner).offered)
-        self.statistics.finish(learner, self._bench.local_statistics(trained))
+        self.statistics.finish(learner, trained)
         return trained
 
     def release(self, learner: LearnerId) -> Run:

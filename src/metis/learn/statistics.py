@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from metis.core.types import LearnerId, Vector
+import numpy as np
+from numpy.typing import NDArray
+
+from metis.core.types import Layout, LearnerId, Vector, frozen
+from metis.learn.training import Training
+
+_NOWHERE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -16,6 +22,7 @@ class Statistics:
     does not matter in which order the updates of a round arrive.
     """
 
+    places: NDArray[np.int64]  # where they lie in a model; none if learners share theirs
     last: dict[LearnerId, Vector] = field(default_factory=dict)  # in its last trained model
     begun: dict[LearnerId, Vector] = field(default_factory=dict)  # those its latest task began with
 
@@ -26,10 +33,10 @@ class Statistics:
             self.begun[learner] = own
         return own
 
-    def finish(self, learner: LearnerId, trained: Vector | None) -> None:
-        """Keep those of a trained model; None where learners share theirs."""
-        if trained is not None:
-            self.last[learner] = trained
+    def finish(self, learner: LearnerId, trained: Vector) -> None:
+        """Keep those of a trained model, if learners keep theirs to themselves."""
+        if self.places.size:
+            self.last[learner] = frozen(trained[self.places])
 
     def state(self) -> dict[str, Any]:
         """Return all that must outlive a crash, in types that `store.pack` can write."""
@@ -40,3 +47,8 @@ class Statistics:
         for mine, saved in ((self.last, state["last"]), (self.begun, state["begun"])):
             mine.clear()
             mine.update(saved)
+
+
+def statistics_of(training: Training, layout: Layout) -> Statistics:
+    """Return the statistics of learners that have none yet."""
+    return Statistics(layout.running_statistics() if training.local_statistics else _NOWHERE)

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from metis.core.errors import ConfigError
 from metis.core.local_run import TestResult
 from metis.core.scores import accuracy, r_squared
-from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Vector, frozen
+from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Vector
 from metis.data.dataset import Dataset
 from metis.learn.epochs import Epochs, Share, order_of
 from metis.learn.evaluator import (
@@ -192,12 +192,6 @@ class Workbench:
             and self.preparation == other.preparation
             and repr(self.module) == repr(other.module)
         )
-
-    def local_statistics(self, weights: Vector) -> Vector | None:
-        """Return the running statistics in a model, if learners keep theirs to themselves."""
-        if not self.training.local_statistics:
-            return None
-        return frozen(weights[self.layout.running_statistics()])
 
     def put_statistics(self, values: Tensor, statistics: Vector) -> None:
         """Write running statistics to where they lie in a model."""
