@@ -29,7 +29,7 @@ from metis.core.local_run import TestResult
 from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Vector, frozen
 from metis.learn.cohort import Cohort, Trainer
 from metis.learn.optimizer_state import from_plain
-from metis.learn.statistics import Statistics
+from metis.learn.statistics import statistics_of
 from metis.learn.workbench import Workbench
 from metis.learn.worker import NO_WEIGHTS, Worker, serve
 
@@ -82,7 +82,7 @@ class Processes:
         self._waiting: list[LearnerId] = []  # begun, and not yet in any process
         self._sent: dict[int, Vector] = {}  # the start model that each process has got last
         self._load = [0] * num_workers  # steps promised and not reported
-        self._statistics = Statistics()
+        self._statistics = statistics_of(bench.training, bench.layout)
         self._num_questions = 0
         self._questions: dict[int, Question] = {}
         self._scoring: dict[int, int] = {}  # row of a model being scored -> questions not answered
@@ -177,7 +177,7 @@ class Processes:
     def finish(self, learner: LearnerId) -> Vector:
         remote = self._remotes.pop(learner)
         weights = frozen(self._rows[remote.row].copy())
-        self._statistics.finish(learner, self._bench.local_statistics(weights))
+        self._statistics.finish(learner, weights)
         self._free.append(remote.row)
         self._send(remote.worker, "finish", learner)
         return weights
@@ -281,7 +281,7 @@ class Processes:
             "num_questions": 0,
             "open": {},
             "answers": {},
-            "statistics": Statistics().state(),
+            "statistics": {"last": {}, "begun": {}},
         }
         parts: list[dict[str, Any]] = [{"runs": [], "kept": {}, **nothing} for _ in self._pipes]
         rows = []
