@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
@@ -111,6 +112,7 @@ def _equipped(
         upload=codec_of(parts.config.upload, trains.layout),
         is_judged=parts.recipe.weighting.judged_by != "nobody",
         fixed_epochs=parts.config.train.epochs,
+        ordered=partial(trainer.statistics.begin, learner),
         pulse=pulse,
     )
     mirror = Mirror(Dense(trains.layout), codec_of(parts.config.download, trains.layout))

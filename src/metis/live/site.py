@@ -81,6 +81,9 @@ class Equipment:
     upload: Codec
     is_judged: bool  # its own counts are wanted
     fixed_epochs: int = 1  # of a task that trains on all examples
+    #: Told of each new task before any model of its round comes to be judged, and before the task
+    #: itself is begun, for which its model must be fetched first.
+    ordered: Callable[[], object] = lambda: None
     pulse: Pulse = field(default_factory=Pulse)
 
 
@@ -200,6 +203,7 @@ class Site:
             case TrainOrder():
                 if order.task not in (self._ordered, self._memory.last_task):
                     self._ordered = order.task
+                    self._with.ordered()
                     self._to_train.put(order)
             case EvaluateOrder():
                 self._to_judge.put(order)
