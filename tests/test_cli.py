@@ -72,6 +72,44 @@ def kinds(directory: Path, *wanted: str) -> list[Record]:
             ["--policy", "async-dvw", "--set", "train.offer=best"],
             ["train.offer = 'best'", "learners of async-dvw do not compute", "adaptive"],
         ),
+        (
+            ["--policy", "sync-fedavg", "--set", "train.schedule=plateau"],
+            ["train.schedule = 'plateau'", "sync-fedavg does not have", "cosine", "sync-dvw"],
+        ),
+        (
+            [
+                *("--policy", "sync-dvw", "--set", "train.schedule=plateau"),
+                *("--set", "train.schedule_factor=1"),
+            ],
+            ["train.schedule_factor = 1: must be below 1", "plateau"],
+        ),
+        (
+            ["--set", "train.batch_norm_statistics=local"],
+            ["train.batch_norm_statistics = 'local'", "no batch normalization", "use 'shared'"],
+        ),
+        (["--set", "train.batch_norm_statistics=own"], ["train.batch_norm_statistics", "shared"]),
+        (
+            ["--policy", "sync-fedavg", "--set", "validation.release_last=2"],
+            ["validation.release_last = 2", "sync-fedavg holds out no examples", "sync-dvw"],
+        ),
+        (
+            ["--policy", "async-dvw", "--set", "validation.release_last=2"],
+            ["validation.release_last = 2 counts back from horizon.versions", "is only 2"],
+        ),
+        (
+            [
+                *("--policy", "sync-dvw", "--set", "validation.release_last=3"),
+                *("--set", "horizon.versions=3"),
+            ],
+            ["validation.release_last = 3", "is only 3", "more than 3"],
+        ),
+        (["--set", "validation.release_last=0"], ["validation.release_last = 0", "at least 1"]),
+        (["--set", "train.schedule=platau"], ["train.schedule", "did you mean 'plateau'?"]),
+        (["--set", "train.schedule_floor=0"], ["train.schedule_floor = 0", "must be more than 0"]),
+        (
+            ["--set", "train.schedule_improvement=-1"],
+            ["train.schedule_improvement = -1", "must be at least 0"],
+        ),
         (["--set", "train.offer=last"], ["train.offer: unknown value 'last'", "latest"]),
         (["--set", "validation.metric=inverse_mse"], ["does not score a classification", "mcc"]),
         (
@@ -94,6 +132,13 @@ def test_a_wrong_setting_ends_a_run_before_it_began(
 ) -> None:
     assert_refused(metis("run", *SMALL, "--out", "run", *arguments), *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_versions_are_not_counted_back_from_a_horizon_in_seconds(metis: Metis) -> None:
+    line = "run --set validation.release_last=2 --set horizon.seconds=9 --out run"
+
+    assert_refused(metis(*line.split()), "validation.release_last = 2", "which is not set")
+    assert not Path("run").exists()
 
 
 def test_a_dataset_that_is_missing_is_told_with_how_to_get_it(

@@ -231,6 +231,43 @@ def test_a_config_that_differs_from_the_controllers_is_refused_by_its_key(
     assert [(r["what"], r["who"], r["reason"]) for r in kinds] == [("stop", "operator", "lunch")]
 
 
+def test_when_held_out_examples_are_released_cannot_be_changed_afterwards(metis: Metis) -> None:
+    Path("fed.toml").write_text(SMALL + "[validation]\nrelease_last = 1\n")
+    Path("more.toml").write_text(
+        Path("fed.toml").read_text().replace("versions = 3", "versions = 9")
+    )
+    found(Path("state"), load("fed.toml")).journal.close()
+    found(Path("state"), load("fed.toml")).journal.close()
+
+    outcome = metis("controller", "--plain", "--listen", "127.0.0.1:0", "--config", "more.toml")
+
+    assert outcome.code == 2
+    assert "versions = 3 and validation.release_last = 1" in outcome.err
+    assert "leave both as they were" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ('policy = "sync-fedavg"\n[train]\nschedule = "plateau"\n', "train.schedule = 'plateau'"),
+        ('[train]\nbatch_norm_statistics = "local"\n', "train.batch_norm_statistics = 'local'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_a_federation_is_founded(
+    metis: Metis, settings: str, words: str
+) -> None:
+    Path("fed.toml").write_text('learners = 2\n[model]\nname = "linear"\n[horizon]\nversions = 3\n')
+    metis("model", "init", "fed.toml")
+    Path("fed.toml").write_text(f"learners = 2\n{settings}")
+    line = "controller --plain --listen 127.0.0.1:0 --initial initial.safetensors --config fed.toml"
+
+    outcome = metis(*line.split())
+
+    assert outcome.code == 2
+    assert words in outcome.err
+    assert not list(Path().glob("state/*.*"))
+
+
 def test_the_state_directory_holds_one_federation_only(metis: Metis) -> None:
     Path("fed.toml").write_text(SMALL)
     Path("other.toml").write_text(SMALL.replace("sync-dvw", "sync-fedavg"))

@@ -16,6 +16,7 @@ from metis import paper, tables
 from metis.core.community import CachedAverage
 from metis.core.errors import ConfigError, unknown
 from metis.core.recipes import POLICIES, Settings
+from metis.core.schedules import SHAPES
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.tables import key, table
 
@@ -163,17 +164,32 @@ class Train:
     learning_rate: float | None = key(None, "default: what suits the data", above=0)
     momentum: float | None = key(None, "default: what suits the data", low=0, high=1)
     keep_momentum: bool = key(False, "carry optimizer state over from task to task")
+    batch_norm_statistics: str = key(
+        "shared",
+        "running statistics: the federation's mean, or each learner's own to train and judge with",
+        choices=("shared", "local"),
+    )
     optimizer: str = key("sgd", "any optimizer of torch.optim")
     optimizer_options: dict[str, bool | int | float | tuple[float, ...]] = field(
         default_factory=dict, metadata={"doc": "further arguments of the optimizer"}
     )
     schedule: str = key(
         "constant",
-        "learning rate over community versions",
-        choices=("constant", "step", "cosine", "exponential"),
+        "learning rate over community versions; plateau: it falls when DVW's scores stop rising",
+        choices=(*SHAPES, "plateau"),
     )
-    schedule_versions: int = key(100, "length of a step, of the cosine, or of one decay", low=1)
+    schedule_versions: int = key(
+        100,
+        "length of a step, of the cosine, of one decay, or of a plateau that is waited for",
+        low=1,
+    )
     schedule_factor: float = key(0.1, "what a step or decay multiplies the rate by", above=0)
+    schedule_improvement: float = key(
+        0.001, "plateau: a score must pass the best by more than this share of it", low=0
+    )
+    schedule_floor: float = key(
+        0.001, "plateau: the rate never falls below this share of itself", above=0, high=1
+    )
     weight_decay: float | None = key(None, "default: what suits the data", low=0)
     weight_decay_on: tuple[str, ...] | None = key(
         None, "parameter names, * allowed; default: all weights"
@@ -198,6 +214,12 @@ class Validation:
     )
     self_score: str = key(
         "include", "whether a learner's own counts join the pool", choices=("include", "exclude")
+    )
+    release_last: int | None = key(
+        None,
+        "in so many last versions of horizon.versions learners train on held-out examples, too, "
+        "and keep the weights that they have",
+        low=1,
     )
     deadline_seconds: float = key(
         600.0, "a judge that has not answered by then is left out", above=0

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metis.codecs.joined import Indices, Span, all_finite, joined
+from metis.codecs.joined import Indices, Span, joined
 from metis.core.errors import ModelError
+from metis.core.kernels import all_finite
 from metis.core.types import Layout
 from tests.codecs.reference import places_of
 from tests.codecs.updates import Change, changes, layout_of, layouts, vector

@@ -28,9 +28,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def figure(*found: Outcome) -> Any:
         kept: list[Any] = []
-        monkeypatch.setattr(
-            convergence, "write_figure", lambda figure, path: kept.append(figure) or path
-        )
+
+        def keep(figure: Any, path: Path) -> Path:
+            kept.append(figure)
+            return path
+
+        monkeypatch.setattr(convergence, "write_figure", keep)
         convergence.draw_convergence(found, "title", tmp_path / "a.png")
         kept[0].draw_without_rendering()
         return kept[0]

@@ -802,7 +802,12 @@ def test_figure_3c_of_sstc_has_its_compression_on_an_upper_axis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
-    monkeypatch.setattr(sstc, "write_figure", lambda figure, path: kept.append(figure) or path)
+
+    def keep(figure: Any, path: Path) -> Path:
+        kept.append(figure)
+        return path
+
+    monkeypatch.setattr(sstc, "write_figure", keep)
     runs = [compressed(f"sstc-{share:g}", 0.9) for share in (0.125, 0.4)]
 
     sstc.draw(sstc.curves_of(runs), {0.125: 2.5, 0.4: 0.79}, tmp_path / "a.png")
@@ -827,6 +832,8 @@ def test_an_update_is_measured_for_stc_and_each_share_of_kernels() -> None:
     # Of 1,687,344 weights 52,000 lie in kernels, a hundredth of which is kept.
     assert stc.kept_in_kernels == pytest.approx(520, rel=0.2)
     for row in others:
+        assert row.share is not None
+        assert row.gain is not None
         chosen = int(row.share * 2080 + 0.5)
         assert row.gain == pytest.approx(stc.kept_in_kernels * 16 / (chosen * 62))
         assert row.pays == (row.gain > 1)

@@ -68,6 +68,7 @@ class Account:
     community: SlowCommunity
     current: Snapshot
     min_learners: int
+    release_from: int | None = None
 
     started: bool = False
     members: set[LearnerId] = field(default_factory=set)
@@ -89,6 +90,7 @@ class Account:
     num_folds: int = 0
     sparse: bool = False  # some update was
     step_seconds: dict[LearnerId, float] = field(default_factory=dict)
+    scored: list[tuple[LearnerId, float]] = field(default_factory=list)
     commands: deque[Command] = field(default_factory=deque)  # of this event, not yet explained
 
     def follow(self, event: Event, commands: Sequence[Command]) -> None:
@@ -198,7 +200,7 @@ class Account:
             self.step_seconds[learner] = update.seconds / update.num_steps
         entry = Entry(update, task)
         self.queue.append(entry)
-        if self._is_judged():
+        if self._is_judged(task):
             sampled = self.pacing.rounds or self.pacing.sample is not None
             judges = self.members & self.roster if sampled else self.members
             for judge in sorted(judges - {learner}):
@@ -234,8 +236,11 @@ class Account:
         else:
             entry.missing.append(judge)
 
-    def _is_judged(self) -> bool:
-        return isinstance(self.weighting, ByValidation)
+    def _is_judged(self, task: Task) -> bool:
+        return isinstance(self.weighting, ByValidation) and not task.all_examples
+
+    def _is_released(self) -> bool:
+        return self.release_from is not None and self.current.version >= self.release_from
 
     def _is_open(self, number: int, learner: LearnerId) -> bool:
         return number in self.open and self.open[number].learner == learner
@@ -267,7 +272,7 @@ class Account:
     def _settle(self, entry: Entry) -> None:
         update, task = entry.update, entry.task
         self._settle_once(task.number)
-        if isinstance(self.weighting, ByValidation):
+        if self._is_judged(task):
             if self.weighting.judged_by == "everybody":
                 self._pool(entry, update.learner, update.counts)
             if not entry.answers:
@@ -275,12 +280,14 @@ class Account:
                 return
         versions_behind = self.current.version - update.base_version
         weight = self._weight(entry, versions_behind)
+        if self._is_judged(task):
+            self.scored.append((update.learner, weight))
         self.pending.append(
             Fold(
                 learner=update.learner,
                 task=update.task,
                 weight=weight,
-                score=weight if self._is_judged() else None,
+                score=weight if self._is_judged(task) else None,
                 num_steps=update.num_steps,
                 versions_behind=versions_behind,
                 steps_behind=self.num_steps - task.committed_steps + update.num_steps,
@@ -306,6 +313,10 @@ class Account:
                 return float(entry.update.num_examples)
             case ByStaleness(rate, exponent):
                 return float(rate * (versions_behind + 1) ** -exponent)
+            case ByValidation() if entry.task.all_examples:
+                last = dict(self.scored)  # of several the latest
+                mean = sum(last.values()) / len(last) if last else 1.0
+                return last.get(entry.update.learner, mean)
             case ByValidation():
                 # Micro-F1 with one label per example is the share of hits.
                 hits = sum(int(np.trace(counts.matrix)) for counts in entry.answers.values())
@@ -343,6 +354,7 @@ class Account:
             budget = self._budget(task.learner, names)
             right = (self.num_tasks, self.current.version, self.published_steps, budget)
             assert found == right, f"task {found}, not {right}"
+            assert task.all_examples == self._is_released(), "held-out examples at the wrong time"
             assert task.start is self.current, "everybody starts from the published model itself"
             self.open[task.number] = task
             self.started_at[task.number] = self.published_steps
@@ -368,7 +380,12 @@ class Account:
         before = self.current
         self.current = command.snapshot
         assert self.current.version == before.version + 1, "versions count by one"
-        assert command.folds == tuple(self.pending), f"{command.folds}, not {self.pending}"
+        assert len(command.folds) == len(self.pending), f"{command.folds}, not {self.pending}"
+        for fold, right_fold in zip(command.folds, self.pending, strict=True):
+            # A mean of scores may be summed in another order.
+            close = replace(right_fold, weight=fold.weight)
+            assert fold == close, f"{fold}, not {right_fold}"
+            assert math.isclose(fold.weight, right_fold.weight, rel_tol=1e-12), f"{fold}"
         assert command.committed_steps == self.num_steps, f"{self.num_steps} steps were folded"
         found = command.snapshot.weights
         if isinstance(self.community, SlowRound) and not self.sparse:
@@ -380,12 +397,17 @@ class Account:
             equal = relative_error(found.tolist(), right, self.largest) <= 1e-6
         assert equal, f"version {self.current.version} is {found.tolist()}, not {right}"
 
+    def _epoch(self, learner: LearnerId) -> int:
+        profile = self.profiles[learner]
+        full = profile.steps_per_full_epoch
+        return full if self._is_released() and full else profile.steps_per_epoch
+
     def _budget(self, learner: LearnerId, roster: Sequence[LearnerId]) -> int | None:
         if self.pacing.epochs_of_slowest is None:
             return None
         if learner not in self.step_seconds:
-            return self.profiles[learner].steps_per_epoch
-        epochs = [self.profiles[n].steps_per_epoch * self.step_seconds.get(n, 0.0) for n in roster]
+            return self._epoch(learner)
+        epochs = [self._epoch(n) * self.step_seconds.get(n, 0.0) for n in roster]
         seconds = self.pacing.epochs_of_slowest * max(epochs)
         return max(1, math.ceil(round(seconds / self.step_seconds[learner], 6)))
 

@@ -82,16 +82,23 @@ class Federation:
     pacing: Pacing
     min_learners: int
     num_learners: int
+    release_from: int | None = None
 
     def controller(self) -> Controller:
         c = self.combination
         return Controller(
-            c.community(), c.weighting, self.pacing, Snapshot(0, MODELS[0]), self.min_learners
+            c.community(),
+            c.weighting,
+            self.pacing,
+            Snapshot(0, MODELS[0]),
+            self.min_learners,
+            release_from=self.release_from,
         )
 
     def account(self, controller: Controller) -> Account:
         c = self.combination
-        return Account(self.pacing, c.weighting, c.slow(), controller.current, self.min_learners)
+        slow, start = c.slow(), controller.current
+        return Account(self.pacing, c.weighting, slow, start, self.min_learners, self.release_from)
 
 
 def federation(combination: Combination, rng: random.Random) -> Federation:
@@ -103,7 +110,8 @@ def federation(combination: Combination, rng: random.Random) -> Federation:
         pacing = replace(pacing, epochs_of_slowest=rng.choice((0.5, 1.0, 2.0)))
     elif isinstance(pacing, Buffered):
         pacing = replace(pacing, size=rng.randint(1, 4))
-    return Federation(combination, pacing, rng.randint(1, 3), rng.randint(2, 5))
+    release_from = rng.choice((None, None, None, 0, 2, 4))
+    return Federation(combination, pacing, rng.randint(1, 3), rng.randint(2, 5), release_from)
 
 
 def play(made: Federation, rng: random.Random) -> tuple[list[Event], list[list[Command]], Account]:
@@ -151,7 +159,8 @@ def shrink(made: Federation, events: list[Event]) -> list[Event]:
 def report(made: Federation, events: list[Event], error: Exception) -> str:
     fewest = shrink(made, events)
     lines = [
-        f"{made.pacing}, {made.combination.weighting}, min_learners={made.min_learners}",
+        f"{made.pacing}, {made.combination.weighting}, min_learners={made.min_learners}, "
+        f"release_from={made.release_from}",
         f"after {len(events)} events: {type(error).__name__}: {error}",
         f"of these {len(fewest)} are enough for: {fault(made, fewest)}",
         *(f"  {event}" for event in fewest),
@@ -167,7 +176,7 @@ def trace(commands: Sequence[Command]) -> list[object]:
             case Train(task):
                 start = task.start
                 found.append((task.number, task.learner, start.version, start.weights.tobytes()))
-                found.append((task.committed_steps, task.max_steps))
+                found.append((task.committed_steps, task.max_steps, task.all_examples))
             case Publish(snapshot, folds, committed_steps, drift):
                 found.append((snapshot.version, snapshot.weights.tobytes(), folds))
                 found.append((committed_steps, drift))

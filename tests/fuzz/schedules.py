@@ -101,7 +101,10 @@ class Schedule:
 
     def _join(self) -> Event:
         rng = self.rng
-        return Joined(Profile(self._anybody(), rng.randint(1, 50), rng.randint(1, 6)))
+        held_out, steps = rng.randint(0, 9), rng.randint(1, 6)
+        full = steps + rng.randint(0, 2) if held_out else None
+        profile = Profile(self._anybody(), rng.randint(1, 50), steps, "default", held_out, full)
+        return Joined(profile)
 
     def _judge(self, evaluation: int) -> Event:
         chance = self.rng.random()

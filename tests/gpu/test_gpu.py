@@ -106,6 +106,31 @@ def test_graphs_come_to_the_model_of_the_loop(model: str, policy: str) -> None:
     assert distance(graphs, loop) < CLOSE["float32"]
 
 
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw-adaptive"])
+def test_graphs_obey_what_a_task_says_as_the_loop_does(policy: str) -> None:
+    """Its learning rate, what it is trained on; and whose running statistics it begins with."""
+    falling = {"schedule": "plateau", "schedule_versions": 1, "schedule_improvement": 9.0}
+    train = {**POLICIES[policy]["train"], **falling, "batch_norm_statistics": "local"}
+    chosen: dict[str, Any] = {
+        "train": train,
+        "validation": {"fraction": 0.2, "release_last": 3, "stratified": False},
+        "horizon": {"versions": 6 if policy == "sync-dvw" else 20},
+    }
+    loop = simulated("resnet", policy, engine="loop", **chosen)
+    graphs = simulated("resnet", policy, **chosen)
+
+    assert graphs.config.engine == "graphs"
+    told = [(r["rate_factor"], r["all_examples"]) for r in graphs.records if r["kind"] == "task"]
+    assert told == [
+        (r["rate_factor"], r["all_examples"]) for r in loop.records if r["kind"] == "task"
+    ]
+    assert len(set(told)) >= 3
+    assert distance(graphs, loop) < CLOSE["float32"]
+    shared = {**train, "batch_norm_statistics": "shared"}
+    other = simulated("resnet", policy, **{**chosen, "train": shared})
+    assert other.weights.tobytes() != graphs.weights.tobytes()
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_lower_precision_stays_near(model: str, precision: str) -> None:

@@ -177,8 +177,15 @@ class Federate:
         return learners
 
 
-def task(learner: LearnerId, start: Vector, version: int = 0) -> Task:
-    return Task(1, learner, Snapshot(version, start), committed_steps=0, ordinal=version + 1)
+def task(learner: LearnerId, start: Vector, version: int = 0, rate_factor: float = 1.0) -> Task:
+    return Task(
+        number=1,
+        learner=learner,
+        start=Snapshot(version, start),
+        committed_steps=0,
+        ordinal=version + 1,
+        rate_factor=rate_factor,
+    )
 
 
 def go_on(
@@ -199,8 +206,9 @@ def trained(
     version: int = 0,
     num_steps: int = 5,
     learner: LearnerId = A,
+    rate_factor: float = 1.0,
 ) -> bytes:
     """Return the model after a whole task."""
-    learners.begin(task(learner, start, version), with_loss=False)
+    learners.begin(task(learner, start, version, rate_factor), with_loss=False)
     go_on(learners, learner, num_steps)
     return learners.finish(learner).tobytes()

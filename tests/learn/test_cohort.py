@@ -658,16 +658,38 @@ def test_tasks_can_be_abandoned_for_ever(federation: Federate) -> None:
     assert trained(learners, start) == wanted
 
 
-def test_a_kept_optimizer_takes_the_rate_of_the_new_version(federation: Federate) -> None:
-    training = Training(
-        batch_size=10, keep_momentum=True, schedule="step", schedule_versions=1, momentum=0.0
-    )
+def test_a_kept_optimizer_takes_the_rate_of_the_new_task(federation: Federate) -> None:
+    training = Training(batch_size=10, keep_momentum=True, momentum=0.0)
     kept, start = federation(training=training)
-    trained(kept, start, version=0)
+    trained(kept, start)
 
-    assert trained(kept, start, version=3) == trained(
-        federation(training=training)[0], start, version=3
+    assert trained(kept, start, rate_factor=0.01) == trained(
+        federation(training=training)[0], start, rate_factor=0.01
     )
+
+
+@TRAINING
+def test_a_factor_of_a_task_is_as_good_as_another_learning_rate(
+    training: Training, federation: Federate
+) -> None:
+    slower = replace(training, learning_rate=training.learning_rate * 0.25)
+    one, start = federation(training=training)
+    other, _ = federation(training=slower)
+
+    assert trained(one, start, rate_factor=0.25) == trained(other, start)
+    assert trained(one, start, rate_factor=0.25) != trained(other, start, rate_factor=0.25)
+
+
+def test_the_factor_of_a_task_outlives_a_crash(federation: Federate) -> None:
+    learners, start = federation()
+    wanted = trained(learners, start, num_steps=10, rate_factor=0.25)
+    learners.begin(task(A, start, rate_factor=0.25), with_loss=False)
+    go_on(learners, A, 5)
+    restored, _ = federation()
+    restored.restore(learners.state())
+    go_on(restored, A, 5, done=5)
+
+    assert restored.finish(A).tobytes() == wanted
 
 
 def test_a_loss_of_ones_own_is_used() -> None:
@@ -679,6 +701,44 @@ def test_a_loss_of_ones_own_is_used() -> None:
     bench.loss = smooth
 
     assert trained(loop(bench), start) != usual
+
+
+def whole(share: Share) -> Share:
+    """A learner that holds nothing out."""
+    everything = np.concatenate((share.train, share.validation))
+    return Share(everything, np.array([], dtype=np.int64), share.group)
+
+
+@MODULE
+def test_a_task_that_says_so_is_trained_on_what_was_held_out_too(
+    make: Callable[[], nn.Module], federation: Federate
+) -> None:
+    learners, start = federation(make)
+    plain, _ = federation(make, shares={name: whole(share) for name, share in SHARES.items()})
+    (a, _), (full, _) = learners.profiles(), plain.profiles()
+    assert (a.examples(True), a.epoch_steps(True)) == (full.num_examples, full.steps_per_epoch)
+    ends = []
+    for one, all_examples in ((learners, True), (plain, False)):
+        given = replace(task(B, start), all_examples=all_examples)
+        one.begin(given, with_loss=False)
+        go_on(one, B, 3, 5, 5)  # epochs of five, not four
+        ends.append(one.finish(B).tobytes())
+
+    assert ends[0] == ends[1] != trained(learners, start, num_steps=13, learner=B)
+
+
+def test_that_a_task_takes_all_examples_outlives_a_crash(federation: Federate) -> None:
+    learners, start = federation()
+    learners.begin(replace(task(B, start), all_examples=True), with_loss=False)
+    go_on(learners, B, 3)
+    restored, _ = federation()
+    restored.restore(learners.state())
+    ends = []
+    for one in (learners, restored):
+        go_on(one, B, 7, done=3)
+        ends.append(one.finish(B).tobytes())
+
+    assert ends[0] == ends[1]
 
 
 # --- scores

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from metis.core.errors import ConfigError, DataError
+from metis.core.local_run import samples_of_epoch
 from metis.core.types import LearnerId
 from metis.learn.epochs import Epochs, Share, order_of
 from metis.learn.prepare import preparation_named
@@ -145,7 +146,8 @@ def test_filled_up_every_mini_batch_is_full_and_the_epochs_first_examples_fill_t
 
     assert stretch.sizes() == [batch_size] * num_steps
     assert full.num_steps(NAME) == num_steps == len(after.seeds)
-    assert full.num_samples(NAME) == num_steps * batch_size
+    samples = samples_of_epoch(len(TRAIN), batch_size, "fill", no_single)
+    assert samples == num_steps * batch_size
     assert full.last_batch(NAME) == batch_size
     order = before.examples[: len(TRAIN)].tolist()
     assert after.examples.tolist() == order + order[:missing]
@@ -163,7 +165,7 @@ def test_a_learner_with_fewer_examples_than_a_mini_batch_has_one_of_all_of_them(
     epochs = epochs_of(None, 100, last_batch, num_examples=37)
 
     assert epochs.num_steps(NAME) == 1
-    assert epochs.num_samples(NAME) == epochs.last_batch(NAME) == 37
+    assert samples_of_epoch(37, 100, last_batch, False) == epochs.last_batch(NAME) == 37
     assert sorted(epochs.epoch(NAME, 0, 0).examples.tolist()) == TRAIN[:37].tolist()
 
 

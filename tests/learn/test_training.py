@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -32,7 +30,7 @@ def gradient(w: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def trained(training: Training, num_steps: int, start: torch.Tensor | None = None) -> list[float]:
     module = line()
-    optimizer = new_optimizer(training, module, version=0)
+    optimizer = new_optimizer(training, module)
     anchors = [] if start is None else [(p, start) for p in module.parameters()]
     for _ in range(num_steps):
         train_step(module, optimizer, squared_error, (X, Y), training, anchors)
@@ -68,7 +66,7 @@ def test_the_gradients_norm_is_clipped() -> None:
 
 
 def decay_of(training: Training, module: nn.Module) -> dict[str, float]:
-    optimizer = new_optimizer(training, module, version=0)
+    optimizer = new_optimizer(training, module)
     names = {id(p): name for name, p in module.named_parameters()}
     return {
         names[id(p)]: group["weight_decay"]
@@ -101,19 +99,10 @@ def test_weight_decay_adds_to_the_gradient() -> None:
     assert trained(training, 1) == pytest.approx(w, rel=1e-5)
 
 
-def test_schedules_follow_the_version() -> None:
-    def rates(schedule: str) -> list[float]:
-        training = Training(
-            learning_rate=1.0, schedule=schedule, schedule_versions=10, schedule_factor=0.1
-        )
-        return [training.learning_rate_at(version) for version in (0, 5, 10, 20)]
+def test_the_factor_of_a_task_multiplies_the_learning_rate() -> None:
+    optimizer = new_optimizer(Training(learning_rate=0.5), line(), rate_factor=0.25)
 
-    assert rates("constant") == [1.0, 1.0, 1.0, 1.0]
-    assert rates("step") == pytest.approx([1.0, 1.0, 0.1, 0.01])
-    assert rates("exponential") == pytest.approx([1.0, math.sqrt(0.1), 0.1, 0.01])
-    assert rates("cosine") == pytest.approx([1.0, 0.55, 0.1, 0.1])
-    training = Training(learning_rate=0.5, schedule="step", schedule_versions=10)
-    assert new_optimizer(training, line(), version=10).param_groups[0]["lr"] == pytest.approx(0.05)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.125}
 
 
 @pytest.mark.parametrize("name", ["Adam", "adamw", "RMSprop", "nadam", "adagrad", "Rprop"])
@@ -127,7 +116,7 @@ def test_any_optimizer_of_torch_lowers_the_loss(name: str) -> None:
 def test_options_reach_the_optimizer() -> None:
     training = Training(optimizer="adam", optimizer_options={"betas": (0.5, 0.6)})
 
-    assert new_optimizer(training, line(), version=0).param_groups[0]["betas"] == (0.5, 0.6)
+    assert new_optimizer(training, line()).param_groups[0]["betas"] == (0.5, 0.6)
 
 
 def test_wrong_settings_are_refused_in_words() -> None:
@@ -135,8 +124,6 @@ def test_wrong_settings_are_refused_in_words() -> None:
         Training(optimizer="adm")
     with pytest.raises(ConfigError, match="unknown optimizer 'lbfgs'"):
         Training(optimizer="lbfgs")
-    with pytest.raises(ConfigError, match="did you mean 'cosine'"):
-        Training(schedule="cosin")
     with pytest.raises(ConfigError, match="batch_size = 0: must be at least 1"):
         Training(batch_size=0)
     with pytest.raises(ConfigError, match="device = 'gpu'"):
@@ -148,9 +135,9 @@ def test_wrong_settings_are_refused_in_words() -> None:
         (Training(optimizer="rprop", weight_decay=0.1), "knows no weight_decay"),
     ):
         with pytest.raises(ConfigError, match=message):
-            new_optimizer(training, line(), version=0)
+            new_optimizer(training, line())
 
 
 def test_a_module_that_is_frozen_altogether_is_refused() -> None:
     with pytest.raises(ModelError, match="no trainable parameter"):
-        new_optimizer(Training(), line().requires_grad_(False), version=0)
+        new_optimizer(Training(), line().requires_grad_(False))

@@ -29,7 +29,7 @@ from typing import Any
 import grpc
 
 from metis.core.errors import LineError
-from metis.live.line import TrainOrder
+from metis.live.line import PROTOCOL, TrainOrder
 from metis.transport import wire_pb2 as wire
 from tests.live.hub import (
     DENSE,
@@ -233,7 +233,7 @@ def calls(port: Port) -> list[tuple[str, str, list[Any], str]]:
     packet, _ = DENSE.encode(FIRST, FIRST)
     matrix = wire.ClassCounts(num_classes=3, cells=[0, 4, 8], counts=[5, 6, 7])
     counts = wire.Counts(classes=matrix)
-    hello = wire.Hello(protocol=1, layout=LAYOUT.digest, config=port.hub.digest, group="g")
+    hello = wire.Hello(protocol=PROTOCOL, layout=LAYOUT.digest, config=port.hub.digest, group="g")
     hello.num_examples, hello.steps_per_epoch = 5, 2
     item = wire.Item(update_of_task=task)
     if chance.random() < 0.5:

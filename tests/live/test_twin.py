@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from metis.live.agree import agreed, digest_of
 from metis.live.desk import Terms
 from metis.live.direct import DirectLine
 from metis.live.ledger import Ledger
-from metis.live.line import Line
+from metis.live.library import Library
+from metis.live.line import Line, TrainOrder
 from metis.live.service import Service
 from metis.live.site import Memory, Site
 from metis.runtime.assemble import Parts, assemble, lay_out
@@ -138,6 +140,73 @@ def test_a_synchronous_federation_is_the_same_live_as_simulated(
     assert service.over == "versions"
     assert versions(records) == versions(simulated.records)
     assert service.ledger.controller.current.weights.tobytes() == simulated.weights.tobytes()
+
+
+@pytest.mark.parametrize("over", ["memory", "rpc"])
+@pytest.mark.parametrize("schedule", ["step", "plateau"])
+def test_a_site_trains_at_the_rate_that_its_task_says(schedule: str, over: str) -> None:
+    falling = {"schedule": schedule, "schedule_versions": 1, "schedule_improvement": 9.0}
+    config = federation("sync-dvw", train={"epochs": 1, **falling})
+
+    simulated = run(config)
+    service, records = lived(config, over)
+
+    assert sorted({r["rate_factor"] for r in records if r["kind"] == "task"})[-2:] == [0.1, 1.0]
+    assert versions(records) == versions(simulated.records)
+    assert service.ledger.controller.current.weights.tobytes() == simulated.weights.tobytes()
+
+
+def test_sites_train_on_what_they_held_out_in_the_last_rounds() -> None:
+    ends = {}
+    for last in (2, None):
+        config = federation("sync-dvw", validation={"fraction": 0.3, "release_last": last})
+        simulated = run(config)
+        service, records = lived(config, "rpc")
+        assert service.over == "versions"
+        assert versions(records) == versions(simulated.records)
+        full = [r["all_examples"] for r in records if r["kind"] == "task"]
+        assert full == [last is not None and n >= 8 for n in range(16)]
+        ends[last] = simulated.weights.tobytes()
+
+    assert ends[2] != ends[None]
+
+
+NORMED = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    head = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
+    return nn.Sequential(*head)
+"""
+
+
+def test_statistics_that_stay_at_their_site_come_to_the_same_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "normed.py").write_text(NORMED)
+    ends = {}
+    start_of = Library.start_of
+
+    def slowly(library: Library, order: TrainOrder) -> Vector:
+        if order.ordinal > 1 and order.task % 4 == 1:
+            time.sleep(0.5)  # the others are through meanwhile, and ask this one to judge them
+        return start_of(library, order)
+
+    monkeypatch.setattr(Library, "start_of", slowly)
+    for statistics in ("local", "shared"):
+        config = federation(
+            "sync-dvw",
+            model={"name": f"{tmp_path}/normed.py:make"},
+            train={"epochs": 1, "batch_norm_statistics": statistics},
+        )
+        simulated = run(config)
+        _, records = lived(config)
+        assert versions(records) == versions(simulated.records)
+        ends[statistics] = simulated.weights.tobytes()
+
+    assert ends["local"] != ends["shared"]
 
 
 @pytest.mark.parametrize("over", ["memory", "rpc"])

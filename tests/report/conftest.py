@@ -99,6 +99,8 @@ def records_of(
             version=version,
             committed_steps=committed,
             max_steps=None,
+            rate_factor=1.0,
+            all_examples=False,
             bytes_down=MODEL_BYTES,
         )
         epoch_seconds = steps_per_epoch[name] * STEP_SECONDS[groups[name]]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from metis.core.errors import RunError
@@ -116,7 +117,7 @@ def test_seeds_are_averaged_by_the_scores_in_force(run_of: RunOf) -> None:
     (line,) = plots.accuracy_over_time(runs).axes[0].get_lines()
     of_runs = [[(p.seconds, p.score) for p in curve(run)] for run in runs]
 
-    for at, middle in line.get_xydata():
+    for at, middle in np.asarray(line.get_xydata(), dtype=float).tolist():
         in_force = [[score for when, score in one if when <= at][-1] for one in of_runs]
         assert middle == pytest.approx(sum(in_force) / 2)
 

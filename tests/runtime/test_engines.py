@@ -185,6 +185,37 @@ def test_a_stack_knows_all_trimmings_of_sgd(policy: str, train: dict[str, Any]) 
     assert distance(stacked, reference) < 1e-5
 
 
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw-adaptive"])
+def test_local_statistics_are_the_same_whoever_computes_them(policy: str) -> None:
+    def ended(engine: str, statistics: str = "local") -> Result:
+        values: dict[str, Any] = {
+            "policy": policy,
+            "learners": 5,
+            "threads": 2 if engine == "processes" else 1,
+            "horizon": {"versions": 3 if policy == "sync-dvw" else 15},
+            "groups": {"fast": {"vc_tomb": 1}, "slow": {"vc_tomb": 0}},
+            "validation": {"fraction": 0.2},
+            "train": {"batch_norm_statistics": statistics, "max_epochs": 4, "epochs": 2},
+        }
+        return run(load(None, engine=engine, **values), model=normed(), data=table())
+
+    reference, shared = ended("loop"), ended("loop", "shared")
+    beside, stacked = ended("processes"), ended("stack")
+
+    assert beside.config.engine == "processes"
+    assert decisions(beside.records) == decisions(reference.records)
+    assert beside.weights.tobytes() == reference.weights.tobytes()
+    assert stacked.config.engine == "stack"
+    assert decisions(stacked.records) == decisions(reference.records)
+    assert distance(stacked, reference) < 1e-4
+    assert reference.weights.tobytes() != shared.weights.tobytes()
+
+
 class Odd(nn.Module):
     """Looks at a value to decide what to do, which no batched program can."""
 

@@ -15,12 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from metis.codecs.choose import codec_of
 from metis.config import Config, load
 from metis.core.errors import Interrupted, JournalError, RunError
-from metis.runtime.journal import Record, read_journal
+from metis.core.events import Train
+from metis.core.types import Model, Snapshot
+from metis.runtime.compose import controller_of
+from metis.runtime.files import update_path
+from metis.runtime.journal import Record, read_journal, record_event
+from metis.runtime.records import ArriveRecord
 from metis.runtime.replay import replay
 from metis.runtime.run import resume, run, run_or_resume
 from metis.store.claim import claimed
+from metis.store.weights import read_safetensors
 
 POLICIES = ("sync-dvw", "async-dvw-adaptive", "fedasync", "fedbuff", "semisync-fedavg", "fedadam")
 
@@ -196,6 +203,158 @@ def test_no_process_is_left_by_runs_that_end_or_never_begin(tmp_path: Path) -> N
 
     with pytest.raises(ChildProcessError):  # there is none to wait for
         os.waitpid(-1, os.WNOHANG)
+
+
+def plateau(policy: str, **values: Any) -> Config:
+    """A short run in which the rate falls a few times."""
+    train = {
+        "epochs": 1,
+        "schedule": "plateau",
+        "schedule_versions": 1,
+        "schedule_factor": 0.5,
+        "schedule_improvement": 1.0,
+    }
+    horizon = {"versions": 6 if policy == "sync-dvw" else 24, "test_every": 3}
+    return small(policy, train=train, horizon=horizon, **values)
+
+
+NORMED = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    head = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)]
+    return nn.Sequential(*head)
+"""
+
+
+def factors(path: Path) -> list[float]:
+    return [r["rate_factor"] for r in read_journal(path / "journal.jsonl") if r["kind"] == "task"]
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw"])
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_a_rate_that_follows_scores_is_the_same_in_a_run_that_was_interrupted(
+    engine: str, policy: str, tmp_path: Path
+) -> None:
+    config = plateau(policy, engine=engine, threads=2 if engine == "processes" else 1)
+    run(config, tmp_path / "whole")
+    fallen = [n for n, factor in enumerate(factors(tmp_path / "whole")) if factor < 1.0]
+    assert len(set(factors(tmp_path / "whole"))) >= 3
+    records = without_wall(tmp_path / "whole")
+    positions = [n for n, record in enumerate(records) if record["kind"] == "task"]
+
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted):
+        run(config, cut, listeners=(StopAfter(positions[fallen[0]] + 3),))
+    resume(cut)
+
+    assert_same_run(tmp_path / "whole", cut)
+
+
+def released(policy: str, **values: Any) -> Config:
+    """Held-out examples are trained on in the last versions."""
+    versions, last = (6, 2) if policy != "async-dvw-adaptive" else (24, 10)
+    return small(
+        policy,
+        **{
+            "horizon": {"versions": versions, "test_every": 3},
+            "validation": {"fraction": 0.2, "release_last": last},
+            "train": {"epochs": 3},
+            **values,
+        },
+    )
+
+
+def by_task(path: Path, kind: str) -> dict[int, Record]:
+    return {r["task"]: r for r in read_journal(path / "journal.jsonl") if r["kind"] == kind}
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw-adaptive", "semisync-dvw"])
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_a_run_that_releases_its_validation_sets_can_be_interrupted_and_replayed(
+    engine: str, policy: str, tmp_path: Path
+) -> None:
+    config = released(policy, engine=engine, threads=2 if engine == "processes" else 1)
+    result = run(config, tmp_path / "whole")
+    given = by_task(tmp_path / "whole", "task")
+    answered = by_task(tmp_path / "whole", "arrive")
+    begun = {
+        r["learner"]: r
+        for r in result.records or read_journal(tmp_path / "whole/journal.jsonl")
+        if r["kind"] == "join"
+    }
+    since = (config.horizon.versions or 0) - (config.validation.release_last or 0)
+    asked = {r["task"] for r in by_task(tmp_path / "whole", "evaluate").values()}
+
+    for number, record in answered.items():
+        full, learner = given[number]["all_examples"], begun[record["learner"]]
+        assert full == (given[number]["version"] >= since)
+        assert (number in asked) == (not full) == (record["counts"] is not None)
+        if full:
+            assert record["num_examples"] == learner["num_examples"] + learner["num_held_out"]
+            if policy != "semisync-dvw":  # an adaptive learner, too, does just these epochs
+                assert record["num_steps"] == 3 * learner["steps_per_full_epoch"]
+    assert {given[number]["all_examples"] for number in answered} == {True, False}
+
+    cut = tmp_path / "cut"
+    records = without_wall(tmp_path / "whole")
+    tasks = [n for n, r in enumerate(records) if r["kind"] == "task" and r["all_examples"]]
+    with pytest.raises(Interrupted):
+        run(config, cut, listeners=(StopAfter(tasks[0] + 4),))
+    resume(cut)
+    assert_same_run(tmp_path / "whole", cut)
+    assert replay(cut).num_versions >= 6
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_local_statistics_are_the_same_in_a_run_that_was_interrupted(
+    engine: str, tmp_path: Path
+) -> None:
+    (tmp_path / "normed.py").write_text(NORMED)
+    values: dict[str, Any] = {"engine": engine, "threads": 2 if engine == "processes" else 1}
+    values["model"] = {"name": f"{tmp_path}/normed.py:make"}
+    values["train"] = {"epochs": 1, "batch_norm_statistics": "local"}
+    config = small("async-dvw", horizon={"versions": 20, "test_every": 3}, **values)
+    run(config, tmp_path / "whole")
+    records = without_wall(tmp_path / "whole")
+    assert records[0]["engine"] == engine
+
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted):
+        run(config, cut, listeners=(StopAfter(len(records) // 2),))
+    resume(cut)
+
+    assert_same_run(tmp_path / "whole", cut)
+    assert replay(cut).num_versions >= 20
+
+
+@pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw"])
+def test_a_controller_told_the_events_again_gives_each_task_the_rate_it_had(
+    policy: str, tmp_path: Path
+) -> None:
+    result = run(plateau(policy), tmp_path)
+    told = factors(tmp_path)
+    layout = result.layout
+    start = Snapshot(0, read_safetensors(tmp_path / "initial.safetensors", layout))
+    controller = controller_of(result.config, start, layout, 10)
+    upload = codec_of(result.config.upload, layout)
+
+    def model(record: ArriveRecord) -> Model:
+        packet = update_path(tmp_path, record.task).read_bytes()
+        return upload.decode(packet, controller.tasks[record.task].start.weights)
+
+    found = []
+    for record in read_journal(tmp_path / "journal.jsonl"):
+        event = record_event(record, model)
+        if event is not None:
+            commands = controller.handle(event)
+            found += [c.task.rate_factor for c in commands if isinstance(c, Train)]
+
+    assert found == told
+    assert len(set(found)) >= 3
+    assert replay(tmp_path).num_versions == controller.current.version
 
 
 def test_an_interrupted_run_leaves_a_readable_journal(tmp_path: Path) -> None:

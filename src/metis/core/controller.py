@@ -33,6 +33,7 @@ from metis.core.events import (
 )
 from metis.core.kernels import all_finite
 from metis.core.pacing import Pacing, step_budgets
+from metis.core.schedules import ByVersion, Schedule
 from metis.core.scores import pool
 from metis.core.types import (
     ClassCounts,
@@ -81,6 +82,8 @@ class Controller:
     current: Snapshot
     min_learners: int = 1
     num_classes: int | None = None  # that judges count; 0: a regression; None: the first one says
+    schedule: Schedule = field(default_factory=ByVersion)  # of learning rates
+    release_from: int | None = None  # tasks from this version on train on held-out examples, too
 
     committed_steps: int = 0  # S_c: mini-batches in all folds so far
     published_steps: int = 0  # S_c of the current version: those in its folds and in earlier ones
@@ -97,6 +100,7 @@ class Controller:
     folds: list[Fold] = field(default_factory=list)  # since the current version
     step_seconds: dict[LearnerId, float] = field(default_factory=dict)  # measured, per step
     tasks_given: dict[LearnerId, int] = field(default_factory=dict)
+    last_scores: dict[LearnerId, float] = field(default_factory=dict)
     next_task: int = 1
     next_evaluation: int = 1
 
@@ -197,7 +201,7 @@ class Controller:
             self.step_seconds[learner] = update.seconds / update.num_steps
         ticket = Ticket(update, task, {})
         self.queue.append(ticket)
-        return self._ask_judges(ticket) if self.weighting.judged_by != "nobody" else []
+        return self._ask_judges(ticket) if self._is_judged(task) else []
 
     def _fail(self, learner: LearnerId, number: int, reason: str) -> list[Command]:
         if self.task_of.get(learner) != number:
@@ -283,18 +287,20 @@ class Controller:
 
     def _commit(self, ticket: Ticket) -> list[Command]:
         update, task = ticket.update, ticket.task
-        if self.weighting.judged_by == "everybody":
+        judged = self._is_judged(task)
+        if judged and self.weighting.judged_by == "everybody":
             # Last, so that a learner's own counts can never keep out those of its judges.
             self._pool(ticket, update.learner, update.counts)
         answers = ticket.answers
         judges = tuple(sorted(answers))
         pooled = pool([answers[judge] for judge in judges]) if answers else None
-        judged = self.weighting.judged_by != "nobody"
         if judged and pooled is None:
             return self._refuse(update.learner, update.task, "no validation counts came back")
 
         versions_behind = self.current.version - update.base_version
-        weight = self.weighting.weigh(update, pooled, versions_behind)
+        weight = self._weigh(update, pooled, versions_behind)
+        if judged:
+            self.last_scores[update.learner] = weight
         self.community.fold(update, weight, task.start.weights)
         steps_behind = self.committed_steps - task.committed_steps + update.num_steps
         self.committed_steps += update.num_steps
@@ -313,6 +319,15 @@ class Controller:
         )
         self._free(update.learner)
         return []
+
+    def _weigh(self, update: Update, pooled: Counts | None, versions_behind: int) -> float:
+        """Return a weight. Where scores would make it and there are none any more, the last stays:
+        the learner's own, or the mean of all if nobody has ever judged it."""
+        if pooled is not None or self.weighting.judged_by == "nobody":
+            return self.weighting.weigh(update, pooled, versions_behind)
+        scores = self.last_scores or {update.learner: 1.0}
+        mean = math.fsum(scores.values()) / len(scores)
+        return scores.get(update.learner, mean)
 
     def _release(self) -> list[Command]:
         """Start whomever the pacing lets go, from a new version if one is due.
@@ -338,7 +353,9 @@ class Controller:
         self.roster.update(group)  # in place: a copy would cost O(N) for every update
         limit = self.pacing.epochs_of_slowest
         roster = [self.profiles[learner] for learner in group]
-        budgets = {} if limit is None else step_budgets(limit, roster, self.step_seconds)
+        budgets = {}
+        if limit is not None:
+            budgets = step_budgets(limit, roster, self.step_seconds, self._takes_all_examples())
         commands += [self._train(learner, budgets.get(learner)) for learner in group]
         if not self.idle:
             self.idle = set()  # a set that was large once stays slow to walk
@@ -355,6 +372,7 @@ class Controller:
             return self._reject(folds, "the community model would not be finite")
         self.current = Snapshot(self.current.version + 1, weights)
         self.published_steps = self.committed_steps
+        self.schedule.published([(f.learner, f.score) for f in folds if f.score is not None])
         return [Publish(self.current, folds, self.committed_steps, self.community.drift)]
 
     def _reject(self, folds: Iterable[Fold], reason: str) -> list[Command]:
@@ -365,7 +383,16 @@ class Controller:
 
     def _train(self, learner: LearnerId, max_steps: int | None) -> Train:
         ordinal = self.tasks_given[learner] = self.tasks_given.get(learner, 0) + 1
-        task = Task(self.next_task, learner, self.current, self.published_steps, max_steps, ordinal)
+        task = Task(
+            number=self.next_task,
+            learner=learner,
+            start=self.current,
+            committed_steps=self.published_steps,
+            max_steps=max_steps,
+            ordinal=ordinal,
+            rate_factor=self.schedule.factor_at(self.current.version),
+            all_examples=self._takes_all_examples(),
+        )
         self.next_task += 1
         self.tasks[task.number] = task
         self.task_of[learner] = task.number
@@ -373,6 +400,14 @@ class Controller:
         return Train(task)
 
     # ---- small facts --------------------------------------------------------------------------
+
+    def _takes_all_examples(self) -> bool:
+        """Whether tasks given now train on held-out examples, too."""
+        return self.release_from is not None and self.current.version >= self.release_from
+
+    def _is_judged(self, task: Task) -> bool:
+        """Whether others score the answer to a task. One trained on what they score by is not."""
+        return self.weighting.judged_by != "nobody" and not task.all_examples
 
     def _is_busy(self, learner: LearnerId) -> bool:
         return learner in self.task_of or any(t.update.learner == learner for t in self.queue)

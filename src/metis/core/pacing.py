@@ -124,17 +124,20 @@ def step_budgets(
     epochs_of_slowest: float,
     roster: Sequence[Profile],
     step_seconds: Mapping[LearnerId, float],
+    all_examples: bool = False,
 ) -> dict[LearnerId, int]:
     """Return the mini-batches each can do in `epochs_of_slowest` x the slowest epoch.
 
-    A learner whose speed is not known yet does one epoch, which measures it.
+    A learner whose speed is not known yet does one epoch, which measures it. `all_examples`:
+    epochs are over those held out, too.
     """
+    epoch = {p.learner: p.epoch_steps(all_examples) for p in roster}
     known = {p.learner: step_seconds.get(p.learner, 0.0) for p in roster}
-    seconds = epochs_of_slowest * max(known[p.learner] * p.steps_per_epoch for p in roster)
+    seconds = epochs_of_slowest * max(known[p.learner] * epoch[p.learner] for p in roster)
     return {
         # The slack keeps 3.0000000001 steps, which is 3 rounded badly, from becoming 4.
         p.learner: max(1, math.ceil(seconds / known[p.learner] - 1e-9))
         if known[p.learner] > 0.0
-        else p.steps_per_epoch
+        else epoch[p.learner]
         for p in roster
     }

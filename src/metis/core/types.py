@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _HASHED_AT_ONCE = 1 << 22  # values
+_RUNNING_STATISTICS = ("running_mean", "running_var")  # as torch calls them
 
 LearnerId = NewType("LearnerId", str)
 
@@ -60,6 +61,15 @@ class Layout:
                 start = found.pop()[0] if touches else tensor.offset
                 found.append((start, tensor.offset + tensor.size))
         return tuple(found)
+
+    def running_statistics(self) -> NDArray[np.int64]:
+        """Return where batch-norm's running means and variances lie; empty if there are none."""
+        places = [
+            np.arange(tensor.offset, tensor.offset + tensor.size)
+            for tensor in self.tensors
+            if tensor.kind == "buffer" and tensor.name.rpartition(".")[2] in _RUNNING_STATISTICS
+        ]
+        return np.concatenate(places) if places else np.empty(0, np.int64)
 
     def as_rows(self) -> list[list[Any]]:
         """Return the name, shape and kind of each tensor, as JSON can hold them."""
@@ -118,6 +128,17 @@ class Profile:
     num_examples: int  # training examples, those held out for validation not counted
     steps_per_epoch: int
     group: str = "default"  # a device class such as "fast"
+    num_held_out: int = 0  # examples that it validates on
+    steps_per_full_epoch: int | None = None  # with these trained on, too; None: there are none
+
+    def examples(self, all_examples: bool) -> int:
+        """Return how many examples it trains on: also those held out, in a task that says so."""
+        return self.num_examples + (self.num_held_out if all_examples else 0)
+
+    def epoch_steps(self, all_examples: bool) -> int:
+        """Return the mini-batches of an epoch over them."""
+        full = self.steps_per_full_epoch
+        return full if all_examples and full is not None else self.steps_per_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +151,8 @@ class Task:
     committed_steps: int  # S_c of the start model: mini-batches in all folds that led to it
     max_steps: int | None = None  # a budget of mini-batches; None: its trigger decides
     ordinal: int = 1  # how many tasks this learner has been given; chance is keyed by it
+    rate_factor: float = 1.0  # what the learner's learning rate is multiplied by
+    all_examples: bool = False  # train on those held out for validation, too; nobody judges it
 
 
 @dataclass(frozen=True, slots=True)

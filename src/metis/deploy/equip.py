@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
@@ -100,15 +101,18 @@ def _equipped(
     trains, judges = (parts.bench(module, parts.shares) for module in modules)
     (profile,) = trains.profiles()
     pulse = Pulse()
+    trainer = Cohort(trains, Loop(trains, pulse.beat))
     equipment = Equipment(
         name=learner,
         profile=profile,
         config=config,
         trigger=parts.trigger(learner),
-        trainer=Cohort(trains, Loop(trains, pulse.beat)),
-        judge=Cohort(judges, Loop(judges)),
+        trainer=trainer,
+        judge=Cohort(judges, Loop(judges), trainer.statistics),
         upload=codec_of(parts.config.upload, trains.layout),
         is_judged=parts.recipe.weighting.judged_by != "nobody",
+        fixed_epochs=parts.config.train.epochs,
+        ordered=partial(trainer.statistics.begin, learner),
         pulse=pulse,
     )
     mirror = Mirror(Dense(trains.layout), codec_of(parts.config.download, trains.layout))

@@ -12,7 +12,7 @@ from metis.live.agree import agreed, differences, digest_of
 from metis.live.desk import Terms
 from metis.live.host import begin_or_go_on
 from metis.live.service import Service
-from metis.runtime.compose import controller_of, known_of, with_metric
+from metis.runtime.compose import check, controller_of, known_of, release_from, with_metric
 from metis.runtime.files import CONFIG, INITIAL
 from metis.runtime.journal import Listener, Record
 from metis.runtime.records import RunRecord, as_fields
@@ -31,18 +31,29 @@ def found(
     A directory that holds one already must have been founded with the same config; `initial` is
     then not needed.
     """
+    check(config)
     text = agreed(config)
-    directory.mkdir(parents=True, exist_ok=True)
-    if (directory / CONFIG).exists():
+    fresh = not (directory / CONFIG).exists()
+    if not fresh:
         weights, layout, num_classes = read_first(directory / INITIAL)
         config = with_metric(config, num_classes)
-        differing = differences(agreed(config), agreed(load(directory / CONFIG)))
+        before = load(directory / CONFIG)
+        if release_from(config) != release_from(before):
+            raise RunError(
+                f"{directory} was founded with horizon.versions = {before.horizon.versions} and "
+                f"validation.release_last = {before.validation.release_last}, from which follows "
+                "when held-out examples are released: leave both as they were"
+            )
+        differing = differences(agreed(config), agreed(before))
         if differing:
             there = differing[0].replace("at the controller", f"in {directory}")
             raise RunError(f"{directory} was founded with another config: {there}")
     else:
         weights, layout, num_classes = _first_model(config, initial)
         config = with_metric(config, num_classes)
+    controller = controller_of(config, Snapshot(0, weights), layout, num_classes)
+    if fresh:
+        directory.mkdir(parents=True, exist_ok=True)
         save_first(directory / INITIAL, weights, layout, num_classes)
         # Last and whole: a directory with a config can be taken up again.
         write_bytes(directory / CONFIG, dump(config).encode())
@@ -61,7 +72,6 @@ def found(
         config_text=text,
         num_classes=num_classes,
     )
-    controller = controller_of(config, Snapshot(0, weights), layout, num_classes)
     header = _header(config, weights, layout, num_classes)
     return begin_or_go_on(directory, terms, controller, header, listeners)
 

@@ -14,7 +14,8 @@ from metis.core.local_run import TestResult
 from metis.core.types import Counts, LearnerId, Profile, Task, Vector
 from metis.learn.epochs import Stretch
 from metis.learn.optimizer_state import from_plain, to_plain
-from metis.learn.workbench import Workbench
+from metis.learn.statistics import Statistics, statistics_of
+from metis.learn.workbench import Judge, Workbench
 
 
 @dataclass(slots=True)
@@ -22,11 +23,12 @@ class Run:
     """A learner's task under way: all that the next mini-batch depends on, but the data."""
 
     learner: LearnerId
-    version: int  # its learning rate follows from this
+    rate_factor: float  # of its learning rate
     ordinal: int  # its chance follows from this
     with_loss: bool
     weights: Tensor
     counters: list[Tensor]  # buffers that are not float, such as batch-norm's step counters
+    all_examples: bool  # those held out are trained on, too
     start: Tensor | None  # kept for the proximal term only
     optimizer: Any  # the trainer's
     num_expected: int = 0  # steps in all that were promised
@@ -55,7 +57,11 @@ class Job:
     def stretches(self) -> Iterator[Stretch]:
         """Give the mini-batches, epoch by epoch."""
         run = self.run
-        return self.bench.epochs.stretches(run.learner, run.ordinal, run.num_done, self.num_steps)
+        epochs = self.bench.epochs_of(run.all_examples)
+        return epochs.stretches(run.learner, run.ordinal, run.num_done, self.num_steps)
+
+    def steps_per_epoch(self) -> int:
+        return self.bench.epochs_of(self.run.all_examples).num_steps(self.run.learner)
 
 
 class Trainer(Protocol):
@@ -66,8 +72,8 @@ class Trainer(Protocol):
         """Whether it pays to compute everything that is open at once."""
         ...
 
-    def new_optimizer(self, version: int, kept: object | None) -> Any:
-        """Return the optimizer of a task that starts from this version.
+    def new_optimizer(self, rate_factor: float, kept: object | None) -> Any:
+        """Return the optimizer of a task with this factor of the learning rate.
 
         `kept` is the state of the learner's last one, if that is carried over; it is left alone.
         """
@@ -119,14 +125,21 @@ class Cohort:
     promise; that set follows from the order of calls alone, and outlives a crash.
     """
 
-    def __init__(self, bench: Workbench, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        trainer: Trainer,
+        statistics: Statistics | None = None,
+    ) -> None:
+        """`statistics`: those of another cohort, whose learners these are."""
         self._bench = bench
+        self.statistics = statistics or statistics_of(bench.training, bench.layout)
         self.trainer = trainer
         self._runs: dict[LearnerId, Run] = {}
         self._kept: dict[LearnerId, Any] = {}
         self._start: tuple[Vector, Tensor] | None = None
         self._num_questions = 0
-        self._open: dict[int, tuple[Vector, LearnerId]] = {}
+        self._open: dict[int, tuple[Vector, LearnerId, Vector | None]] = {}
         self._answers: dict[int, Counts | None] = {}
 
     def profiles(self) -> Sequence[Profile]:
@@ -138,17 +151,20 @@ class Cohort:
         if with_loss:
             self._bench.validation_of(task.learner)  # must not be empty
         weights = self._started(task.start.weights)
-        version = task.start.version
+        own = self.statistics.begin(task.learner)
+        if own is not None:
+            self._bench.put_statistics(weights, own)
         self._runs[task.learner] = Run(
             learner=task.learner,
-            version=version,
+            rate_factor=task.rate_factor,
             ordinal=task.ordinal,
             with_loss=with_loss,
             weights=weights,
             counters=[counter.clone() for counter in self._bench.initial_counters],
+            all_examples=task.all_examples,
             start=weights.clone() if self._bench.training.proximal else None,
             offers_best=with_loss and self._bench.training.offers_best,
-            optimizer=self.trainer.new_optimizer(version, self._kept.get(task.learner)),
+            optimizer=self.trainer.new_optimizer(task.rate_factor, self._kept.get(task.learner)),
         )
 
     def _started(self, weights: Vector) -> Tensor:
@@ -187,7 +203,9 @@ class Cohort:
         ]
 
     def finish(self, learner: LearnerId) -> Vector:
-        return self._bench.trained_vector(self.release(learner).offered)
+        trained = self._bench.trained_vector(self.release(learner).offered)
+        self.statistics.finish(learner, trained)
+        return trained
 
     def release(self, learner: LearnerId) -> Run:
         """Forget a finished task, but for what is kept for the next; return it."""
@@ -199,7 +217,7 @@ class Cohort:
 
     def abandon(self, learner: LearnerId) -> None:
         self._runs.pop(learner, None)
-        for number in [n for n, (_, judge) in self._open.items() if judge == learner]:
+        for number in [n for n, (_, judge, _) in self._open.items() if judge == learner]:
             del self._open[number]
 
     def run_of(self, learner: LearnerId) -> Run:
@@ -212,18 +230,20 @@ class Cohort:
         first = self._num_questions
         self._num_questions += len(judges)
         numbers = list(range(first, self._num_questions))
+        # The statistics as they are now: the judge may have others when it is computed.
         self._open.update(
-            (number, (weights, judge)) for number, judge in zip(numbers, judges, strict=True)
+            (number, (weights, judge, self.statistics.begun.get(judge)))
+            for number, judge in zip(numbers, judges, strict=True)
         )
         return numbers
 
     def answer(self, question: int) -> Counts | None:
         if question in self._open:
             wanted = self._open[question][0]
-            models: dict[int, tuple[Vector, dict[int, LearnerId]]] = {}
-            for number, (weights, judge) in self._open.items():
+            models: dict[int, tuple[Vector, dict[int, Judge]]] = {}
+            for number, (weights, judge, own) in self._open.items():
                 if weights is wanted or self.trainer.together:
-                    models.setdefault(id(weights), (weights, {}))[1][number] = judge
+                    models.setdefault(id(weights), (weights, {}))[1][number] = (judge, own)
             asked = [(weights, list(judges.values())) for weights, judges in models.values()]
             counts = self._bench.counts(asked)
             for (_, judges), found in zip(models.values(), counts, strict=True):
@@ -241,6 +261,7 @@ class Cohort:
         return {
             "runs": [self._plain(run) for run in self._runs.values()],
             "kept": {learner: to_plain(kept) for learner, kept in self._kept.items()},
+            "statistics": self.statistics.state(),
             "num_questions": self._num_questions,
             "open": dict(self._open),
             "answers": dict(self._answers),
@@ -252,9 +273,11 @@ class Cohort:
         self._runs = {}
         for saved in state["runs"]:
             values = from_plain(saved, device)
-            values["optimizer"] = self.trainer.new_optimizer(values["version"], values["optimizer"])
+            kept = values["optimizer"]
+            values["optimizer"] = self.trainer.new_optimizer(values["rate_factor"], kept)
             self._runs[values["learner"]] = Run(**values)
         self._kept = {name: from_plain(kept, device) for name, kept in state["kept"].items()}
+        self.statistics.restore(state["statistics"])
         self._num_questions = state["num_questions"]
         self._open = dict(state["open"])
         self._answers = dict(state["answers"])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metis.core.errors import DataError
-from metis.core.local_run import places_of_epoch, samples_of_epoch, steps_of_epoch
+from metis.core.local_run import places_of_epoch, steps_of_epoch
 from metis.core.types import LearnerId
 from metis.learn.prepare import Preparation
 
@@ -26,8 +26,13 @@ class Share:
     """Which training examples of the dataset a learner holds, and which of them it sets aside."""
 
     train: NDArray[np.int64]
-    validation: NDArray[np.int64]  # never trained on; may be empty
+    validation: NDArray[np.int64]  # not trained on before it is released; may be empty
     group: str = "default"
+
+    def released(self) -> Share:
+        """Return the share with all of its examples to train on."""
+        everything = np.concatenate((self.train, self.validation))
+        return Share(everything, self.validation[:0], self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +111,6 @@ class Epochs:
         """Return the number of mini-batches in one of the learner's epochs."""
         num_examples = len(self._shares[learner].train)
         return steps_of_epoch(num_examples, self._batch_size, self._last_batch)
-
-    def num_samples(self, learner: LearnerId) -> int:
-        """Return how many examples an epoch of the learner trains on, filled places included."""
-        num_examples = len(self._shares[learner].train)
-        return samples_of_epoch(num_examples, self._batch_size, self._last_batch, self._no_single)
 
     def last_batch(self, learner: LearnerId) -> int:
         """Return the number of examples in the last mini-batch of the learner's epochs."""

@@ -56,7 +56,7 @@ class Slot:
         self._start = torch.zeros_like(self._flat.values) if training.proximal else None
         self._anchors = bench.anchors(self._start, self.module)
         self._rate = torch.zeros((), device=device)
-        self._optimizer = new_optimizer(training, self.module, version=0)
+        self._optimizer = new_optimizer(training, self.module)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
         if self._momentum is not None:
@@ -84,7 +84,7 @@ class Slot:
             self._momentum.copy_(run.optimizer["momentum"])
         if self._start is not None and run.start is not None:
             self._start.copy_(run.start)
-        self._rate.fill_(self._bench.training.learning_rate_at(run.version))
+        self._rate.fill_(self._bench.training.learning_rate * run.rate_factor)
 
     def store(self, run: Run) -> None:
         """Give a run back as it stands now."""
@@ -184,7 +184,7 @@ class Graphs:
         self._max_steps = max(1, min(256, PREPARED_BYTES // batch_bytes))
         self._slots = [Slot(bench, self._max_steps) for _ in range(num_slots)]
 
-    def new_optimizer(self, version: int, kept: object | None) -> dict[str, Any]:
+    def new_optimizer(self, rate_factor: float, kept: object | None) -> dict[str, Any]:
         return self._bench.new_velocity(kept)
 
     def state_of(self, optimizer: dict[str, Any]) -> object:
@@ -243,11 +243,11 @@ class Graphs:
     def _settle(self, outcomes: Sequence[Outcome]) -> None:
         """Look at all losses: the one moment at which the CPU waits for the GPU."""
         for outcome in outcomes:
-            run, epochs = outcome.job.run, outcome.job.bench.epochs
+            run = outcome.job.run
             if outcome.before is not None:
                 settle_validation(run, float(outcome.before))
             losses: np.ndarray[Any, np.dtype[np.float32]] = torch.cat(outcome.losses).cpu().numpy()
-            settle(run, losses, epochs.num_steps(run.learner))
+            settle(run, losses, outcome.job.steps_per_epoch())
             if outcome.after is not None and run.failure is None:
                 settle_validation(run, float(outcome.after))
 

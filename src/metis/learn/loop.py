@@ -28,8 +28,8 @@ class Loop:
         self._bench = bench
         self._pulse = pulse  # told after each step how many of the task are done
 
-    def new_optimizer(self, version: int, kept: object | None) -> torch.optim.Optimizer:
-        optimizer = new_optimizer(self._bench.training, self._bench.module, version)
+    def new_optimizer(self, rate_factor: float, kept: object | None) -> torch.optim.Optimizer:
+        optimizer = new_optimizer(self._bench.training, self._bench.module, rate_factor)
         if kept is not None:
             rates = [group["lr"] for group in optimizer.param_groups]
             assert isinstance(kept, dict)
@@ -60,7 +60,7 @@ class Loop:
         losses = self._steps(job)
         _copy_all(run.counters, bench.counters)
         # One look per job: looking at each loss would make an accelerator wait at every step.
-        settle(run, losses.cpu().numpy(), bench.epochs.num_steps(run.learner))
+        settle(run, losses.cpu().numpy(), job.steps_per_epoch())
         if run.with_loss and run.failure is None:
             settle_validation(run, float(bench.validation_loss(run.learner)))
 

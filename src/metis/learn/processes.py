@@ -29,6 +29,7 @@ from metis.core.local_run import TestResult
 from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Vector, frozen
 from metis.learn.cohort import Cohort, Trainer
 from metis.learn.optimizer_state import from_plain
+from metis.learn.statistics import statistics_of
 from metis.learn.workbench import Workbench
 from metis.learn.worker import NO_WEIGHTS, Worker, serve
 
@@ -81,6 +82,7 @@ class Processes:
         self._waiting: list[LearnerId] = []  # begun, and not yet in any process
         self._sent: dict[int, Vector] = {}  # the start model that each process has got last
         self._load = [0] * num_workers  # steps promised and not reported
+        self._statistics = statistics_of(bench.training, bench.layout)
         self._num_questions = 0
         self._questions: dict[int, Question] = {}
         self._scoring: dict[int, int] = {}  # row of a model being scored -> questions not answered
@@ -115,6 +117,7 @@ class Processes:
         if with_loss:
             self._bench.validation_of(task.learner)  # must not be empty
         self._check_size(task.start.weights)
+        self._statistics.begin(task.learner)
         self._num_begun += 1
         self._remotes[task.learner] = Remote(self._num_begun, task, with_loss)
         self._waiting.append(task.learner)
@@ -149,7 +152,8 @@ class Processes:
             remote.worker, remote.row = worker, self._free_row()
             self._load[worker] += remote.num_expected
             bare = replace(task, start=Snapshot(task.start.version, NO_WEIGHTS))
-            values = (bare, remote.with_loss, start, remote.row, remote.number)
+            own = self._statistics.begun.get(task.learner)
+            values = (bare, remote.with_loss, start, remote.row, remote.number, own)
             self._send(worker, "begin", *values)
             self._send(worker, "expect", task.learner, remote.num_expected)
 
@@ -173,6 +177,7 @@ class Processes:
     def finish(self, learner: LearnerId) -> Vector:
         remote = self._remotes.pop(learner)
         weights = frozen(self._rows[remote.row].copy())
+        self._statistics.finish(learner, weights)
         self._free.append(remote.row)
         self._send(remote.worker, "finish", learner)
         return weights
@@ -199,8 +204,8 @@ class Processes:
         row = self._take_row(weights)
         self._scoring[row] = len(numbers)
         for worker, part in enumerate(self._parts(judges)):
-            asked = {numbers[i]: judges[i] for i in part}
-            for number, judge in asked.items():
+            asked = {numbers[i]: (judges[i], self._statistics.begun.get(judges[i])) for i in part}
+            for number, (judge, _) in asked.items():
                 self._questions[number] = Question(judge, worker)
             if asked:
                 self._send(worker, "score", row, asked)
@@ -263,6 +268,7 @@ class Processes:
                 for learner, remote in self._remotes.items()
             ],
             "kept": kept,
+            "statistics": self._statistics.state(),
             "num_questions": self._num_questions,
             "open": {},
             "answers": {number: asked.counts for number, asked in self._questions.items()},
@@ -271,10 +277,13 @@ class Processes:
     def restore(self, state: object) -> None:
         assert isinstance(state, dict)
         self.start()
-        parts: list[dict[str, Any]] = [
-            {"runs": [], "kept": {}, "num_questions": 0, "open": {}, "answers": {}}
-            for _ in self._pipes
-        ]
+        nothing = {
+            "num_questions": 0,
+            "open": {},
+            "answers": {},
+            "statistics": {"last": {}, "begun": {}},
+        }
+        parts: list[dict[str, Any]] = [{"runs": [], "kept": {}, **nothing} for _ in self._pipes]
         rows = []
         for learner, kept in state["kept"].items():
             parts[self._positions[learner] % len(parts)]["kept"][learner] = kept
@@ -287,7 +296,7 @@ class Processes:
             self._num_begun += 1
             rows.append((worker, learner, row, self._num_begun))
             told = ("num_expected", "num_done", "num_told", "losses", "failure")
-            bare = Task(0, learner, Snapshot(run["version"], NO_WEIGHTS), 0, None, run["ordinal"])
+            bare = Task(0, learner, Snapshot(0, NO_WEIGHTS), 0)
             known = {name: run[name] for name in told}
             self._remotes[learner] = Remote(
                 self._num_begun, bare, run["with_loss"], worker, row, **known
@@ -297,14 +306,15 @@ class Processes:
         for worker, part in enumerate(parts):
             mine = {learner: (row, n) for w, learner, row, n in rows if w == worker}
             self._send(worker, "restore", part, mine)
+        self._statistics.restore(state["statistics"])
         self._num_questions = state["num_questions"]
         for number, counts in state["answers"].items():
             self._questions[number] = Question(LearnerId(""), 0, True, counts)
-        for number, (weights, judge) in state["open"].items():  # a `Cohort` left these open
+        for number, (weights, judge, own) in state["open"].items():  # a `Cohort` left these open
             row = self._take_row(weights)
             self._scoring[row] = 1
             self._questions[number] = Question(judge, 0)
-            self._send(0, "score", row, {number: judge})
+            self._send(0, "score", row, {number: (judge, own)})
 
     def close(self) -> None:
         for pipe in self._pipes:

@@ -89,7 +89,7 @@ class Stack:
         self._losses = vmap(self._loss_of_one)
         self._outputs = vmap(self._outputs_of_one)
 
-    def new_optimizer(self, version: int, kept: object | None) -> dict[str, Any]:
+    def new_optimizer(self, rate_factor: float, kept: object | None) -> dict[str, Any]:
         return self._bench.new_velocity(kept)
 
     def state_of(self, optimizer: dict[str, Any]) -> object:
@@ -123,13 +123,13 @@ class Stack:
             for counter, rows in zip(run.counters, stacked.counters, strict=True):
                 counter.copy_(rows[row])
             found = torch.cat(losses[row]).cpu().numpy()
-            settle(run, found, job.bench.epochs.num_steps(run.learner))
+            settle(run, found, job.steps_per_epoch())
         sound = [row for row, run in enumerate(runs) if run.with_loss and run.failure is None]
         self._validate(jobs, sound, stacked)
 
     def _stacked(self, runs: Sequence[Run]) -> Stacked:
         training = self._bench.training
-        rates = [training.learning_rate_at(run.version) for run in runs]
+        rates = [training.learning_rate * run.rate_factor for run in runs]
         starts = [run.start for run in runs if run.start is not None]
         return Stacked(
             values=torch.stack([run.weights for run in runs]),
@@ -345,13 +345,14 @@ def _trial(
         weights = held * (1.0 + 0.125 * place)
         run = Run(
             learner=learner,
-            version=0,
+            rate_factor=1.0,
             ordinal=0,
             with_loss=False,
             weights=weights,
             counters=[counter.clone() for counter in bench.initial_counters],
+            all_examples=False,
             start=weights.clone() if bench.training.proximal else None,
-            optimizer=trainer.new_optimizer(0, None),
+            optimizer=trainer.new_optimizer(1.0, None),
         )
         jobs.append(Job(run, 1, bench))
     trainer.train(jobs)

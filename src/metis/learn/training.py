@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,16 +15,6 @@ from metis.core.errors import ConfigError, ModelError, unknown
 
 #: From outputs and targets to the mean loss of a batch.
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-# What a learning rate is multiplied by at a version, given the two numbers of the settings.
-SCHEDULES: Mapping[str, Callable[[int, int, float], float]] = {
-    "constant": lambda version, versions, factor: 1.0,
-    "step": lambda version, versions, factor: factor ** (version // versions),
-    "exponential": lambda version, versions, factor: factor ** (version / versions),
-    "cosine": lambda version, versions, factor: (
-        factor + (1 - factor) * (1 + math.cos(math.pi * min(version / versions, 1.0))) / 2
-    ),
-}
 
 #: float32 throughout; float32 whose products a GPU may round to 10 bits first; or bfloat16 where
 #: torch's autocast allows for it, on a CPU too. Weights and updates are float32 in any case.
@@ -50,10 +39,8 @@ OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
 class Training:
     """Settings of local training, the same for every learner.
 
-    The learning rate follows the *version of the model a task starts from*, so a learner needs no
-    memory of its own for it: constant; `step`, times `schedule_factor` every `schedule_versions`;
-    `exponential`, the same without the jumps; `cosine`, down to `schedule_factor` of itself after
-    `schedule_versions`. In asynchronous policies every commit makes a version: count accordingly.
+    A task says what its learning rate is multiplied by (`core.schedules`), so a learner needs no
+    memory of its own for that.
     """
 
     batch_size: int = 32
@@ -64,13 +51,11 @@ class Training:
     momentum: float = 0.9  # for optimizers that have one
     optimizer: str = "sgd"  # a name in torch.optim, in any case
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    schedule: str = "constant"
-    schedule_versions: int = 100
-    schedule_factor: float = 0.1
     proximal: float = 0.0  # rho of the term rho/2 * ||w - w_start||^2, over trained parameters
     weight_decay: float = 0.0
     weight_decay_on: tuple[str, ...] = ()  # parameter-name patterns; empty: all weights (ndim >= 2)
     keep_momentum: bool = False  # carry the optimizer's state over from task to task
+    local_statistics: bool = False  # a learner keeps its batch-norm running statistics to itself
     clip_norm: float | None = None  # of the whole gradient, the proximal term's included
     device: str = "cpu"
     precision: str = "tf32"  # of products on a GPU, see PRECISIONS
@@ -78,8 +63,6 @@ class Training:
     def __post_init__(self) -> None:
         if self.optimizer.lower() not in OPTIMIZERS:
             raise ConfigError(unknown("optimizer", self.optimizer, OPTIMIZERS))
-        if self.schedule not in SCHEDULES:
-            raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))
         if self.precision not in PRECISIONS:
             raise ConfigError(unknown("precision", self.precision, PRECISIONS))
         if self.last_batch not in LAST_BATCHES:
@@ -93,19 +76,12 @@ class Training:
             ),
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("momentum", 0 <= self.momentum < 1, "from 0 to below 1"),
-            ("schedule_versions", self.schedule_versions >= 1, "at least 1"),
-            ("schedule_factor", self.schedule_factor > 0, "above 0"),
             ("proximal", self.proximal >= 0, "at least 0"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0"),
         ):
             if not is_right:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be {wanted}")
-
-    def learning_rate_at(self, version: int) -> float:
-        """Return the learning rate of a task that starts from this community version."""
-        factor = SCHEDULES[self.schedule](version, self.schedule_versions, self.schedule_factor)
-        return self.learning_rate * factor
 
     def torch_device(self) -> torch.device:
         """Return the device to compute on. Raises ConfigError when this machine has none such."""
@@ -126,14 +102,16 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return named
 
 
-def new_optimizer(training: Training, module: nn.Module, version: int) -> torch.optim.Optimizer:
-    """Return a fresh optimizer for a task that starts from this community version.
+def new_optimizer(
+    training: Training, module: nn.Module, rate_factor: float = 1.0
+) -> torch.optim.Optimizer:
+    """Return a fresh optimizer for a task with this factor of the learning rate.
 
     SGD is the papers': u = momentum * u + gradient; w = w - rate * u, with u = 0 at first.
     """
     cls = OPTIMIZERS[training.optimizer.lower()]
     takes = inspect.signature(cls).parameters
-    settings: dict[str, Any] = {"lr": training.learning_rate_at(version)}
+    settings: dict[str, Any] = {"lr": training.learning_rate * rate_factor}
     if "momentum" in takes:
         settings["momentum"] = training.momentum
     if cls is torch.optim.SGD and not {"foreach", "fused"} & training.optimizer_options.keys():

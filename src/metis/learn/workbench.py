@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from metis.learn.evaluator import (
 from metis.learn.flat import flatten
 from metis.learn.prepare import Preparation
 from metis.learn.training import Loss, Training, new_optimizer, trained_parameters
+
+#: Who scores a model, and the running statistics to score it with; None: those of the model.
+Judge: TypeAlias = tuple[LearnerId, Vector | None]
 
 #: Trained models, and what they predict, that stay on a GPU, since they will be asked for soon.
 RECENT_MODELS = 32
@@ -65,14 +69,18 @@ class Workbench:
         self.has_batch_norm = any(isinstance(m, _BatchNorm) for m in module.modules())
         if self.has_batch_norm and training.batch_size == 1:
             raise ConfigError("batch_size = 1: batch-norm needs at least 2 examples in a batch")
-        self.epochs = Epochs(
-            self.shares,
-            preparation,
-            training.batch_size,
-            seed,
-            no_single=self.has_batch_norm,
-            last_batch=training.last_batch,
-            order=order_of(training.shuffle_buffer, dataset.y_train),
+        whole = {learner: share.released() for learner, share in self.shares.items()}
+        self.epochs, self.full_epochs = (
+            Epochs(
+                held,
+                preparation,
+                training.batch_size,
+                seed,
+                no_single=self.has_batch_norm,
+                last_batch=training.last_batch,
+                order=order_of(training.shuffle_buffer, dataset.y_train),
+            )
+            for held in (self.shares, whole)
         )
         preparation.output_shape(dataset.input_shape)
         num_classes = dataset.num_classes
@@ -83,13 +91,14 @@ class Workbench:
         self.counters = [b for b in module.buffers() if not b.is_floating_point()]
         self.initial_counters = [counter.clone() for counter in self.counters]
         self.trained = trained_parameters(module)
-        new_optimizer(training, module, version=0)  # wrong settings are told now, not in a task
+        new_optimizer(training, module)  # wrong settings are told now, not in a task
         self.flat = flatten(module)
         self._evaluator = Evaluator(module, self.feed_evaluation, self.loss, num_classes)
         self._evaluator.check(self.train)
         if self._takes_channels_last():
             self.flat = flatten(module, channels_last=True)
         self._own_values = self.flat.values  # not those of a learner
+        self._statistics = torch.from_numpy(self.layout.running_statistics()).to(self.device)
         everything = torch.arange(len(test.y), device=self.device)
         self._test = held_ready(test, everything, self.feed_evaluation)
         self._recent: deque[tuple[Vector, Tensor]] = deque(maxlen=RECENT_MODELS)
@@ -120,10 +129,16 @@ class Workbench:
         return self.flat.layout
 
     def profiles(self) -> list[Profile]:
-        return [
-            Profile(learner, len(share.train), self.epochs.num_steps(learner), share.group)
-            for learner, share in self.shares.items()
-        ]
+        return [self._profile(learner, share) for learner, share in self.shares.items()]
+
+    def _profile(self, learner: LearnerId, share: Share) -> Profile:
+        held_out, steps = len(share.validation), self.epochs.num_steps(learner)
+        full = self.full_epochs.num_steps(learner) if held_out else None
+        return Profile(learner, len(share.train), steps, share.group, held_out, full)
+
+    def epochs_of(self, all_examples: bool) -> Epochs:
+        """Return what learners train on: also what they hold out, in a task that says so."""
+        return self.full_epochs if all_examples else self.epochs
 
     def feed_training(self, examples: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Return chosen training examples ready for the module, and their targets."""
@@ -178,31 +193,34 @@ class Workbench:
             and repr(self.module) == repr(other.module)
         )
 
-    def counts(
-        self, asked: Sequence[tuple[Vector, Sequence[LearnerId]]]
-    ) -> list[list[Counts | None]]:
+    def put_statistics(self, values: Tensor, statistics: Vector) -> None:
+        """Write running statistics to where they lie in a model."""
+        values[self._statistics] = torch.from_numpy(statistics.copy()).to(values.device)
+
+    def counts(self, asked: Sequence[tuple[Vector, Sequence[Judge]]]) -> list[list[Counts | None]]:
         """Return each judge's counts of each model: one pass for a model, one wait for all."""
-        able = [[judge for judge in judges if len(self._validation[judge])] for _, judges in asked]
-        places = [[self._validation[judge] for judge in judges] for judges in able]
+        able = [[one for one in judges if len(self._validation[one[0]])] for _, judges in asked]
         predicted = []
         with self.arithmetic():
-            for (weights, _), indices in zip(asked, places, strict=True):
-                if indices:
-                    predicted += self._predictions(weights, indices)
+            for (weights, _), judges in zip(asked, able, strict=True):
+                if judges:
+                    predicted += self._predictions(weights, judges)
         if not predicted:
             return [[None] * len(judges) for _, judges in asked]
-        sizes = [len(i) for indices in places for i in indices]
-        spans = [self._spans[judge] for judges in able for judge in judges]
+        spans = [self._spans[judge] for judges in able for judge, _ in judges]
+        sizes = [span.stop - span.start for span in spans]
         actual = torch.cat([self._validation_y[span] for span in spans])
         counts = iter(self._evaluator.counts(actual, torch.cat(predicted), sizes))
-        answers = [{judge: next(counts) for judge in judges} for judges in able]
         return [
-            [answer.get(judge) for judge in judges]
-            for answer, (_, judges) in zip(answers, asked, strict=True)
+            [next(counts) if len(self._validation[judge]) else None for judge, _ in judges]
+            for _, judges in asked
         ]
 
-    def _predictions(self, weights: Vector, indices: Sequence[Tensor]) -> list[Tensor]:
+    def _predictions(self, weights: Vector, judges: Sequence[Judge]) -> list[Tensor]:
         """Return what a model predicts for each judge's examples."""
+        indices = [self._validation[judge] for judge, _ in judges]
+        if any(own is not None for _, own in judges):
+            return [self._predictions_with(weights, own, self._validation[j]) for j, own in judges]
         if self.device.type == "cpu":
             # The last bits of a product depend on what else is in the batch. A CPU loses little by
             # taking judges one by one, and then their answers do not depend on who else was asked.
@@ -222,6 +240,14 @@ class Workbench:
         predicted = self._evaluator.predictions(self.validation, everything)
         self._predicted.append((weights, predicted))
         return [predicted[wanted]]
+
+    def _predictions_with(self, weights: Vector, own: Vector | None, place: Tensor) -> Tensor:
+        """Return what a model predicts with these running statistics instead of its own."""
+        self.flat.point_to(self._own_values)  # not where a learner's model may be
+        self.flat.load_vector(weights)
+        if own is not None:
+            self.put_statistics(self._own_values, own)
+        return self._evaluator.predictions(self.validation, place)
 
     def trained_vector(self, values: Tensor) -> Vector:
         """Return a trained model as a vector. Those seen last need not be brought back to a GPU."""
@@ -354,19 +380,20 @@ class Workbench:
         """Try whether the module asks torch for random numbers when it trains, as dropout does."""
         few = self.train.x[:2]
         with self.as_it_was(), torch.no_grad():
-            before = self._generators()
+            before = _generators(self.device)
             try:
                 self.module.train()(self.feed_evaluation(few))
             except Exception:  # it fails only when it trains: that is told when it does
                 return True
-            after = self._generators()
+            after = _generators(self.device)
         return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
-    def _generators(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        if self.device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self.device))
-        return states
+
+def _generators(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def _set_flags(benchmark: bool, deterministic: bool, cudnn_tf32: bool, matmul_tf32: bool) -> None:

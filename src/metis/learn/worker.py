@@ -69,10 +69,12 @@ class Worker:
 
     def _obey(self, kind: str, values: list[Any]) -> None:
         match kind, values:
-            case "begin", [task, with_loss, start, row, number]:
+            case "begin", [task, with_loss, start, row, number, own]:
                 if start is not None:
                     self._start = frozen(self._rows[start].copy())
                     self._pipe.send(("freed", start))
+                if own is not None:
+                    self._cohort.statistics.last[task.learner] = own
                 snapshot = Snapshot(task.start.version, self._start)
                 self._cohort.begin(replace(task, start=snapshot), with_loss)
                 self._row_of[task.learner] = row, number
@@ -103,7 +105,7 @@ class Worker:
     def _train(self, learner: LearnerId) -> None:
         """Train to the end of the epoch, or as far as is wanted, and leave the model in its row."""
         run = self._cohort.run_of(learner)
-        per_epoch = self._bench.epochs.num_steps(learner)
+        per_epoch = self._bench.epochs_of(run.all_examples).num_steps(learner)
         goal = min(run.num_expected, (run.num_done // per_epoch + 1) * per_epoch)
         losses: tuple[float, ...] = ()
         with suppress(FloatingPointError):  # the run knows of it

@@ -27,6 +27,7 @@ def agreed(config: Config) -> str:
         memory_gib=8.0,
         horizon=Horizon(),
         output=Output(),
+        validation=replace(config.validation, release_last=None),  # each task says so itself
         live=Live(),
     )
     return dump(shared)

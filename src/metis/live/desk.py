@@ -359,6 +359,8 @@ class Desk:
                 task.committed_steps,
                 task.max_steps,
                 task.ordinal,
+                task.rate_factor,
+                task.all_examples,
                 items,
             ),
         )

@@ -14,7 +14,7 @@ from metis.core.types import Counts, Profile
 from metis.store.packets import Piece
 
 #: Goes up with every change that older sites or controllers would not understand.
-PROTOCOL = 1
+PROTOCOL = 2
 
 _CHUNK = 1 << 20  # bytes
 
@@ -92,6 +92,8 @@ class TrainOrder:
     committed_steps: int
     max_steps: int | None
     ordinal: int
+    rate_factor: float  # what the learning rate is multiplied by
+    all_examples: bool  # train on those held out, too
     items: tuple[Item, ...]
 
 

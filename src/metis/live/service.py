@@ -402,6 +402,12 @@ def _fault(hello: Hello, terms: Terms) -> str | None:
             said = ascii(theirs)[1:-1][:40] if isinstance(theirs, str) else theirs
             return f"this site has {what} {said}, the controller has {ours}: they must be equal"
     profile = hello.profile
+    full = profile.epoch_steps(all_examples=True)
+    if profile.num_held_out > _MOST or not 1 <= full <= _MOST:
+        return (
+            f"this site holds out {profile.num_held_out} examples and has {full} steps with them: "
+            f"it needs at least one step, and of neither more than {_MOST}"
+        )
     if not 1 <= profile.num_examples <= _MOST or not 1 <= profile.steps_per_epoch <= _MOST:
         return (
             f"this site has {profile.num_examples} examples in {profile.steps_per_epoch} steps: "

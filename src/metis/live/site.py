@@ -22,6 +22,7 @@ from metis.codecs.dense import Dense
 from metis.core.codec import Codec
 from metis.core.errors import GoneError, HandshakeError, LineError, MetisError, ModelError
 from metis.core.local_run import Learners, LocalRun, Trigger
+from metis.core.triggers import AfterEpochs
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Vector, dense
 from metis.live.library import Library
 from metis.live.line import (
@@ -79,6 +80,10 @@ class Equipment:
     judge: Learners  # its own module, so that it can be used while the other trains
     upload: Codec
     is_judged: bool  # its own counts are wanted
+    fixed_epochs: int = 1  # of a task that trains on all examples
+    #: Told of each new task before any model of its round comes to be judged, and before the task
+    #: itself is begun, for which its model must be fetched first.
+    ordered: Callable[[], object] = lambda: None
     pulse: Pulse = field(default_factory=Pulse)
 
 
@@ -198,6 +203,7 @@ class Site:
             case TrainOrder():
                 if order.task not in (self._ordered, self._memory.last_task):
                     self._ordered = order.task
+                    self._with.ordered()
                     self._to_train.put(order)
             case EvaluateOrder():
                 self._to_judge.put(order)
@@ -284,11 +290,17 @@ class Site:
             order.committed_steps,
             order.max_steps,
             order.ordinal,
+            order.rate_factor,
+            order.all_examples,
         )
         cycles = list(memory.cycles)
-        run = LocalRun(task, equipment.profile.steps_per_epoch, equipment.trigger, cycles)
+        # Whoever trains on its validation set has no loss to follow.
+        fixed = AfterEpochs(equipment.fixed_epochs)
+        trigger = fixed if task.all_examples else equipment.trigger
+        steps_per_epoch = equipment.profile.epoch_steps(task.all_examples)
+        run = LocalRun(task, steps_per_epoch, trigger, cycles)
         trainer = equipment.trainer
-        trainer.begin(task, equipment.trigger.needs_loss)
+        trainer.begin(task, trigger.needs_loss)
         done = False
         while not done:
             num_steps = run.next_steps()
@@ -316,14 +328,14 @@ class Site:
         base = run.task.start.weights
         packet, residual = _packed(equipment.upload, trained, base, memory.residual)
         counts = None
-        if equipment.is_judged:
+        if equipment.is_judged and not run.task.all_examples:
             model = dense(equipment.upload.decode(b"".join(packet), base))
             (question,) = equipment.trainer.ask(model, [equipment.name])
             counts = equipment.trainer.answer(question)
         delivery = Delivery(
             run.task.number,
             run.task.start.version,
-            equipment.profile.num_examples,
+            equipment.profile.examples(run.task.all_examples),
             run.num_steps,
             run.seconds,
             counts,

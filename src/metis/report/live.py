@@ -37,6 +37,7 @@ class LearnerState:
     state: str = "absent"
     task: int | None = None  # the one it was given last; answers to others change nothing
     epochs: int = 0  # whole ones, in its present task
+    is_judged: bool = False  # what it answers to that task
     updates: int = 0
     weight: float | None = None
     steps_behind: int | None = None
@@ -160,6 +161,7 @@ class LiveView:
             case "task":
                 one = self._learner(record["learner"])
                 one.state, one.task, one.epochs = "training", record["task"], 0
+                one.is_judged = bool(self._tally.run.get("judged")) and not record["all_examples"]
                 self._task_learner[record["task"]] = one.learner
             case "steps":
                 one = self._learner(record["learner"])
@@ -169,9 +171,8 @@ class LiveView:
                     one.loss = record["loss"]
             case "arrive":
                 self._task_learner.pop(record["task"], None)
-                self._learner(record["learner"]).answered(
-                    record["task"], "judged" if self._tally.run.get("judged") else "waiting"
-                )
+                one = self._learner(record["learner"])
+                one.answered(record["task"], "judged" if one.is_judged else "waiting")
             case "fail" | "refuse":
                 self._task_learner.pop(record["task"], None)
                 self._learner(record["learner"]).answered(record["task"], "idle")

@@ -30,6 +30,7 @@ from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
 from metis.runtime.compose import (
+    check,
     controller_of,
     known_of,
     learner_groups,
@@ -104,6 +105,7 @@ def lay_out(
     """Resolve a config: load its data, divide it, fill in what was left open."""
     if data is not None and not isinstance(data, Dataset):
         raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
+    check(config)
     dataset = data or loaded or dataset_of(config)
     division = divide(config, dataset)
     dataset = labelled(config, dataset, division)
@@ -153,8 +155,7 @@ def assemble(
     profiles = {profile.learner: profile for profile in bench.profiles()}
     controller = controller_of(config, first, layout, dataset.num_classes)
     validation = {name: len(share.validation) for name, share in shares.items()}
-    samples = {name: bench.epochs.num_samples(name) for name in names}
-    plan = plan_of(config, profiles, validation, samples, layout)
+    plan = plan_of(config, profiles, validation, bench.has_batch_norm, layout)
     held = holdings(dataset.y_train, division, dataset.num_classes)
     header = RunRecord(
         **known_of(config, layout, dataset.num_classes, digest(first.weights)),
@@ -360,13 +361,11 @@ def _training(config: Config, chosen: Recipe) -> Training:
         momentum=train.momentum,
         optimizer=train.optimizer,
         optimizer_options=train.optimizer_options,
-        schedule=train.schedule,
-        schedule_versions=train.schedule_versions,
-        schedule_factor=train.schedule_factor,
         proximal=_or(train.proximal, chosen.proximal),
         weight_decay=train.weight_decay,
         weight_decay_on=train.weight_decay_on or (),
         keep_momentum=train.keep_momentum,
+        local_statistics=train.batch_norm_statistics == "local",
         clip_norm=train.clip_norm,
         device=config.device,
         precision=config.precision,

@@ -15,6 +15,7 @@ from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.local_run import Trigger
 from metis.core.recipes import Recipe, Settings, recipe
+from metis.core.schedules import SHAPES, ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
 from metis.core.types import Layout, LearnerId, Profile, Snapshot, Spans
@@ -62,12 +63,68 @@ def with_metric(config: Config, num_classes: int) -> Config:
     return config
 
 
+def check(config: Config) -> None:
+    """Raise ConfigError for keys that do not go with the policy, or with each other."""
+    train, chosen = config.train, recipe_of(config)
+    if train.schedule == "plateau":
+        if chosen.weighting.judged_by == "nobody":
+            raise ConfigError(
+                f"train.schedule = 'plateau' follows validation scores, which {config.policy} does "
+                f"not have: use one of {', '.join(SHAPES)}, or a DVW policy such as sync-dvw"
+            )
+        if train.schedule_factor >= 1:
+            raise ConfigError(
+                f"train.schedule_factor = {train.schedule_factor:g}: must be below 1 for "
+                "train.schedule = 'plateau', which only lowers the rate"
+            )
+
+    released, versions = config.validation.release_last, config.horizon.versions
+    if released is None:
+        return
+    if not chosen.holds_out:
+        raise ConfigError(
+            f"validation.release_last = {released}: {config.policy} holds out no examples that "
+            "could be released; leave it out, or use a policy that does, such as sync-dvw"
+        )
+    if versions is None or released >= versions:
+        at_most = "is not set" if versions is None else f"is only {versions}"
+        raise ConfigError(
+            f"validation.release_last = {released} counts back from horizon.versions, which "
+            f"{at_most}: set horizon.versions to more than {released}"
+        )
+
+
+def release_from(config: Config) -> int | None:
+    """Return the version from which tasks train on held-out examples, too; None: there is none."""
+    released, versions = config.validation.release_last, config.horizon.versions
+    return None if released is None or versions is None else versions - released
+
+
+def schedule_of(config: Config) -> Schedule:
+    """Return a fresh schedule of learning rates."""
+    train = config.train
+    if train.schedule != "plateau":
+        return ByVersion(train.schedule, train.schedule_versions, train.schedule_factor)
+    return Plateau(
+        train.schedule_versions,
+        train.schedule_factor,
+        train.schedule_improvement,
+        train.schedule_floor,
+        config.recipe.sample or config.learners,
+    )
+
+
 def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: int) -> Controller:
     """Return a fresh controller that holds version 0 and waits for its learners.
 
     `num_classes` is what judges count; 0 for a regression.
     """
     chosen = recipe_of(config, layout.spans("buffer"))
+    if config.train.batch_norm_statistics == "local" and not layout.running_statistics().size:
+        raise ConfigError(
+            "train.batch_norm_statistics = 'local': the model has no batch normalization with "
+            "running statistics; use 'shared'"
+        )
     community = chosen.community
     download = codec_of(config.download, layout)
     if download.needs_base:
@@ -85,6 +142,8 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
         current=start,
         min_learners=config.recipe.min_learners or max(1, config.learners - len(late)),
         num_classes=num_classes,
+        schedule=schedule_of(config),
+        release_from=release_from(config),
     )
 
 
@@ -121,7 +180,7 @@ def plan_of(
     config: Config,
     profiles: Mapping[LearnerId, Profile],
     validation_examples: Mapping[LearnerId, int],
-    epoch_samples: Mapping[LearnerId, int],
+    no_single: bool,
     layout: Layout,
 ) -> Plan:
     """Return what a simulation of a resolved config goes by.
@@ -138,7 +197,9 @@ def plan_of(
         triggers={name: trigger_of(config, chosen, group) for name, group in groups.items()},
         validation_examples=validation_examples,
         batch_size=config.train.batch_size,
-        epoch_samples=epoch_samples,
+        last_batch=config.train.last_batch,
+        no_single=no_single,
+        fixed_epochs=config.train.epochs,
         upload=codec_of(config.upload, layout),
         snapshot_bytes=Dense(layout).num_bytes,
         test_every=test_every or (1 if chosen.pacing.rounds else config.learners),
@@ -167,4 +228,5 @@ def known_of(config: Config, layout: Layout, num_classes: int, initial: str) -> 
         "upload": config.upload.in_words(),
         "download": config.download.in_words(),
         "judged": recipe_of(config).weighting.judged_by != "nobody",
+        "release_from": release_from(config),
     }

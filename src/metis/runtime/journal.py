@@ -198,6 +198,8 @@ def event_record(event: Event, **more: Any) -> Any:
                 num_examples=p.num_examples,
                 steps_per_epoch=p.steps_per_epoch,
                 group=p.group,
+                num_held_out=p.num_held_out,
+                steps_per_full_epoch=p.steps_per_full_epoch,
                 **more,
             )
         case Left(learner, withdraw):
@@ -240,7 +242,12 @@ def _event(told: Any, model: Callable[[ArriveRecord], Model]) -> Event:
     match told:
         case JoinRecord():
             profile = Profile(
-                LearnerId(told.learner), told.num_examples, told.steps_per_epoch, told.group
+                LearnerId(told.learner),
+                told.num_examples,
+                told.steps_per_epoch,
+                told.group,
+                told.num_held_out,
+                told.steps_per_full_epoch,
             )
             return Joined(profile)
         case LeaveRecord():
@@ -290,6 +297,8 @@ def task_record(task: Task, num_bytes: int) -> TaskRecord:
         version=task.start.version,
         committed_steps=task.committed_steps,
         max_steps=task.max_steps,
+        rate_factor=task.rate_factor,
+        all_examples=task.all_examples,
         bytes_down=num_bytes,
     )
 

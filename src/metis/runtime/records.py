@@ -102,6 +102,7 @@ class RunRecord:
     batch_note: str | None = primary(optional=True)
     unplaced: int = primary(optional=True)
     judged: bool = derived()
+    release_from: int | None = derived()
     learners: list[LearnerRow] = derived(rows=LearnerRow)
     federation: str = primary(optional=True)
 
@@ -113,6 +114,8 @@ class JoinRecord:
     num_examples: int = simulated()
     steps_per_epoch: int = simulated()
     group: str = simulated()
+    num_held_out: int = simulated()
+    steps_per_full_epoch: int | None = simulated()
     holds: list[int] | None = primary(optional=True)
 
 
@@ -131,6 +134,8 @@ class TaskRecord:
     version: int = derived()
     committed_steps: int = derived()
     max_steps: int | None = derived()
+    rate_factor: float = derived()
+    all_examples: bool = derived()
     bytes_down: int = derived()
 
 

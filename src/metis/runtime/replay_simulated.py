@@ -20,7 +20,7 @@ from metis.config import Config
 from metis.core.codec import Codec
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError, RunError
-from metis.core.local_run import Progress, TestResult, Trigger, samples_of_epoch, steps_of_epoch
+from metis.core.local_run import Progress, TestResult, Trigger, steps_of_epoch
 from metis.core.types import Counts, Layout, LearnerId, Model, Profile, Snapshot, Task, Vector
 from metis.runtime.agenda import Begin, LeaseEnds, World
 from metis.runtime.compose import plan_of
@@ -305,11 +305,15 @@ def _plan(header: Record, config: Config, layout: Layout) -> Plan:
     batch_size, last_batch = config.train.batch_size, config.train.last_batch
     assert batch_size is not None
     no_single = any(tensor.kind == "buffer" for tensor in layout.tensors)  # batch-norm has some
-    profiles, validation, samples = {}, {}, {}
+    profiles, validation = {}, {}
     for row in header["learners"]:
         name, num_examples = LearnerId(row["learner"]), row["examples"]
-        num_steps = steps_of_epoch(num_examples, batch_size, last_batch)
-        profiles[name] = Profile(name, num_examples, num_steps, row["group"])
-        validation[name] = row["validation_examples"]
-        samples[name] = samples_of_epoch(num_examples, batch_size, last_batch, no_single)
-    return plan_of(config, profiles, validation, samples, layout)
+        held_out = row["validation_examples"]
+        num_steps, full = (
+            steps_of_epoch(count, batch_size, last_batch)
+            for count in (num_examples, num_examples + held_out)
+        )
+        more = (held_out, full if held_out else None)
+        profiles[name] = Profile(name, num_examples, num_steps, row["group"], *more)
+        validation[name] = held_out
+    return plan_of(config, profiles, validation, no_single, layout)

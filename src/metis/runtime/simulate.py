@@ -31,7 +31,8 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
-from metis.core.local_run import Learners, LocalRun, Trigger
+from metis.core.local_run import Learners, LocalRun, Trigger, samples_of_epoch
+from metis.core.triggers import AfterEpochs
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, dense
 from metis.runtime.agenda import (
     Arrive,
@@ -65,9 +66,11 @@ class Plan:
     triggers: Mapping[LearnerId, Trigger]
     validation_examples: Mapping[LearnerId, int]
     batch_size: int
-    epoch_samples: Mapping[LearnerId, int]  # examples in an epoch's mini-batches, together
+    last_batch: str  # what becomes of an epoch's last mini-batch that is not full
+    no_single: bool  # whether a mini-batch of one example is made one of two
     upload: Codec
     snapshot_bytes: int  # of a model that travels as it is
+    fixed_epochs: int = 1  # of a task that trains on all examples
     test_every: int = 1
     max_versions: int | None = None
     max_seconds: float | None = None
@@ -178,10 +181,12 @@ class Simulation:
 
     def _begin(self, task: Task) -> None:
         learner = task.learner
-        trigger = self.plan.triggers[learner]
+        # Whoever trains on its validation set has no loss to follow.
+        fixed = AfterEpochs(self.plan.fixed_epochs)
+        trigger = fixed if task.all_examples else self.plan.triggers[learner]
         run = LocalRun(
             task=task,
-            steps_per_epoch=self.plan.profiles[learner].steps_per_epoch,
+            steps_per_epoch=self.plan.profiles[learner].epoch_steps(task.all_examples),
             trigger=trigger,
             cycles=self.world.cycles.setdefault(learner, []),
         )
@@ -224,7 +229,7 @@ class Simulation:
             task=run.task.number,
             epoch=run.epochs,
             num_steps=num_steps,
-            samples=min(num_steps * self.plan.batch_size, self.plan.epoch_samples[learner]),
+            samples=self._samples(run.task, num_steps),
             loss=losses[-1] if losses else None,
             steps_behind=committed_steps - run.task.committed_steps + run.num_steps,
         )
@@ -233,6 +238,15 @@ class Simulation:
             self._offer(run)
         else:
             self._next_steps(run)
+
+    def _samples(self, task: Task, num_steps: int) -> int:
+        """Return how many examples so many mini-batches of an epoch hold."""
+        plan, num_examples = self.plan, self._num_examples(task)
+        epoch = samples_of_epoch(num_examples, plan.batch_size, plan.last_batch, plan.no_single)
+        return min(num_steps * plan.batch_size, epoch)
+
+    def _num_examples(self, task: Task) -> int:
+        return self.plan.profiles[task.learner].examples(task.all_examples)
 
     def _fail(self, run: LocalRun, reason: str) -> None:
         learner = run.task.learner
@@ -258,12 +272,14 @@ class Simulation:
             task=task.number,
             weights=model,
             base_version=task.start.version,
-            num_examples=self.plan.profiles[learner].num_examples,
+            num_examples=self._num_examples(task),
             num_steps=run.num_steps,
             seconds=run.seconds,
             counts=None,
         )
-        question = self.learners.ask(dense(model), [learner])[0] if self._judged else None
+        question = None
+        if self._judged and not task.all_examples:
+            question = self.learners.ask(dense(model), [learner])[0]
         costs = self.plan.costs[learner]
         seconds = costs.request_overhead_seconds + costs.transfer_seconds(num_bytes)
         seconds *= self.world.slowness_of(learner)

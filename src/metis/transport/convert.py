@@ -97,6 +97,8 @@ def hello_message(hello: Hello) -> wire.Hello:
         num_examples=hello.profile.num_examples,
         steps_per_epoch=hello.profile.steps_per_epoch,
         group=hello.profile.group,
+        num_held_out=hello.profile.num_held_out,
+        steps_per_full_epoch=hello.profile.steps_per_full_epoch,
         instance=hello.instance,
     )
     if hello.holds is not None:
@@ -109,7 +111,14 @@ def hello_of(message: wire.Hello, learner: LearnerId) -> Hello:
     holds = None
     if message.HasField("holds"):
         holds = (message.holds.oldest, message.holds.newest)
-    profile = Profile(learner, message.num_examples, message.steps_per_epoch, message.group)
+    profile = Profile(
+        learner,
+        message.num_examples,
+        message.steps_per_epoch,
+        message.group,
+        message.num_held_out,
+        message.steps_per_full_epoch if message.HasField("steps_per_full_epoch") else None,
+    )
     instance = message.instance[:_INSTANCE_CHARACTERS]
     return Hello(message.protocol, message.layout, message.config, profile, holds, instance)
 
@@ -154,6 +163,8 @@ def order_message(order: Order | None) -> wire.Order:
                     committed_steps=order.committed_steps,
                     max_steps=order.max_steps,
                     ordinal=order.ordinal,
+                    rate_factor=order.rate_factor,
+                    all_examples=order.all_examples,
                     items=[item_message(item) for item in order.items],
                 )
             )
@@ -183,6 +194,8 @@ def order_of(message: wire.Order) -> Order | None:
                 train.committed_steps,
                 train.max_steps if train.HasField("max_steps") else None,
                 train.ordinal,
+                _factor(train.rate_factor),
+                train.all_examples,
                 tuple(item_of(item) for item in train.items),
             )
         case "evaluate":
@@ -198,6 +211,12 @@ def order_of(message: wire.Order) -> Order | None:
         case "farewell":
             return Farewell(message.farewell.reason, message.farewell.over)
     return None
+
+
+def _factor(sent: float) -> float:
+    if not 0.0 < sent < math.inf:
+        raise ModelError(f"a task came with a learning rate's factor of {sent}: it must be above 0")
+    return sent
 
 
 def delivery_message(delivery: Delivery) -> wire.Delivery:

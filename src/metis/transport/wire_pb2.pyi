@@ -25,7 +25,7 @@ class CharterText(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., config: _Optional[str] = ..., layout: _Optional[str] = ..., num_classes: _Optional[int] = ..., federation: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "layout", "config", "num_examples", "steps_per_epoch", "group", "holds", "instance")
+    __slots__ = ("protocol", "layout", "config", "num_examples", "steps_per_epoch", "group", "holds", "instance", "num_held_out", "steps_per_full_epoch")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,8 @@ class Hello(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_FULL_EPOCH_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     layout: str
     config: str
@@ -42,7 +44,9 @@ class Hello(_message.Message):
     group: str
     holds: Range
     instance: str
-    def __init__(self, protocol: _Optional[int] = ..., layout: _Optional[str] = ..., config: _Optional[str] = ..., num_examples: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., group: _Optional[str] = ..., holds: _Optional[_Union[Range, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
+    num_held_out: int
+    steps_per_full_epoch: int
+    def __init__(self, protocol: _Optional[int] = ..., layout: _Optional[str] = ..., config: _Optional[str] = ..., num_examples: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., group: _Optional[str] = ..., holds: _Optional[_Union[Range, _Mapping]] = ..., instance: _Optional[str] = ..., num_held_out: _Optional[int] = ..., steps_per_full_epoch: _Optional[int] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("oldest", "newest")
@@ -97,20 +101,24 @@ class Order(_message.Message):
     def __init__(self, train: _Optional[_Union[TrainOrder, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateOrder, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ...) -> None: ...
 
 class TrainOrder(_message.Message):
-    __slots__ = ("task", "version", "committed_steps", "max_steps", "ordinal", "items")
+    __slots__ = ("task", "version", "committed_steps", "max_steps", "ordinal", "items", "rate_factor", "all_examples")
     TASK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    RATE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    ALL_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     task: int
     version: int
     committed_steps: int
     max_steps: int
     ordinal: int
     items: _containers.RepeatedCompositeFieldContainer[Item]
-    def __init__(self, task: _Optional[int] = ..., version: _Optional[int] = ..., committed_steps: _Optional[int] = ..., max_steps: _Optional[int] = ..., ordinal: _Optional[int] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
+    rate_factor: float
+    all_examples: bool
+    def __init__(self, task: _Optional[int] = ..., version: _Optional[int] = ..., committed_steps: _Optional[int] = ..., max_steps: _Optional[int] = ..., ordinal: _Optional[int] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., rate_factor: _Optional[float] = ..., all_examples: _Optional[bool] = ...) -> None: ...
 
 class EvaluateOrder(_message.Message):
     __slots__ = ("evaluation", "task", "base_version", "items")
