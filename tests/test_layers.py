@@ -64,9 +64,8 @@ MAY_KNOW = {
         "store",
         "zoo",
     },
-    "tables": {"core"},
     "paper": set[str](),
-    "config": {"core", "tables", "paper"},
+    "config": {"core", "paper"},
     "cli": {"core", "config"},
     "__init__": {"core", "data"},
 }
@@ -87,7 +86,6 @@ MAY_USE = {
     "deploy": {"grpc", "numpy"},
     "report": {"numpy", "rich", "(matplotlib)"},
     "experiments": {"numpy", "(matplotlib)", "(torch)"},
-    "tables": set[str](),
     "paper": set[str](),
     "config": set[str](),
     "cli": {"rich", "typer"},

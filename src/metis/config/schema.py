@@ -1,4 +1,4 @@
-"""The configuration of a run: TOML in, frozen dataclasses out, every key documented where it is.
+"""The configuration of a run: frozen dataclasses, every key documented where it is declared.
 
 A key whose default is None is filled in from the data source, the policy or the paper when the
 run is set up; the resolved file in the run's directory then holds the value that was used.
@@ -6,19 +6,17 @@ run is set up; the resolved file in the run's directory then holds the value tha
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from metis import paper, tables
+from metis import paper
+from metis.config.keys import key, table
 from metis.core.community import CachedAverage
 from metis.core.errors import ConfigError, unknown
 from metis.core.recipes import POLICIES, Settings
 from metis.core.schedules import SHAPES
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
-from metis.tables import key, table
 
 DEFAULT_LEARNERS = 10
 DEFAULT_SECONDS = 300.0
@@ -464,55 +462,3 @@ class Config:
                 position = open_groups.index(name)
                 sizes[name] = rest // len(open_groups) + (position < rest % len(open_groups))
         return sizes
-
-
-def load(path: str | Path | None = None, overrides: Sequence[str] = (), **values: Any) -> Config:
-    """Return a config from a TOML file, then `key=value` overrides, then keyword values."""
-    raw: dict[str, Any] = {}
-    if path is not None:
-        try:
-            raw = _parsed(Path(path).read_text(encoding="utf-8"), str(path))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror or error}") from None
-        except UnicodeError as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    in_file = "groups" in raw
-    for override in overrides:
-        name, sep, text = override.partition("=")
-        if not sep or not name.strip():
-            raise ConfigError(f"--set {override!r}: expected key=value, such as train.epochs=2")
-        tables.insert(raw, name.strip(), tables.scalar(text.strip()))
-    if overrides and not in_file:
-        _complete_groups(raw)
-    for name, value in values.items():
-        tables.merge(raw, name, value)
-    if "groups" not in raw and raw.get("learners") == 1:
-        raw["groups"] = {"fast": {}}
-    return tables.read(Config, raw)
-
-
-def load_text(text: str, where: str) -> Config:
-    """Return the config that a text holds; `where` says in errors where it came from."""
-    return tables.read(Config, _parsed(text, where))
-
-
-def _parsed(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not valid TOML: {error}") from None
-
-
-def _complete_groups(raw: dict[str, Any]) -> None:
-    """Let `--set groups.slow.vc_tomb=1` change one default group and leave the other there."""
-    given = raw.get("groups")
-    if not given or not isinstance(given, dict) or not set(given) <= {"fast", "slow"}:
-        return
-    stated = [g.get("learners") for g in given.values() if isinstance(g, dict)]
-    if sum(n for n in stated if isinstance(n, int)) < raw.get("learners", DEFAULT_LEARNERS):
-        raw["groups"] = {name: given.get(name, {}) for name in ("fast", "slow")}
-
-
-def dump(config: Config, comments: bool = False) -> str:
-    """Return a config as TOML that `load` reads back to an equal one."""
-    return tables.write(config, comments)
