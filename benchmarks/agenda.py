@@ -110,6 +110,9 @@ class Idle:
     def abandon(self, learner: LearnerId) -> None:
         pass
 
+    def depart(self, learner: LearnerId) -> None:
+        self.abandon(learner)
+
     def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         return [0] * len(judges)
 

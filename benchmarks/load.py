@@ -75,6 +75,9 @@ class Still:
     def abandon(self, learner: LearnerId) -> None:
         self._weights = None
 
+    def depart(self, learner: LearnerId) -> None:
+        self.abandon(learner)
+
     def ask(self, weights: Vector, judges: Any) -> list[int]:
         return [0 for _ in judges]
 

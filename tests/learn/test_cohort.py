@@ -263,7 +263,7 @@ def test_a_judges_counts_do_not_depend_on_who_else_is_asked(federation: Federate
     together = answers(learners, start, [A, B])
     alone = [*answers(learners, start, [A]), *answers(learners, start, [B])]
     first, second = learners.ask(start, [A, B])
-    learners.abandon(A)
+    learners.depart(A)
     left = learners.answer(second)
 
     assert together == alone
@@ -416,12 +416,23 @@ def test_a_state_is_not_changed_by_what_comes_after(
         assert learners.finish(A).tobytes() == wanted.tobytes()
 
 
+def test_a_learner_whose_task_is_abandoned_still_answers_as_a_judge(federation: Federate) -> None:
+    learners, start = federation()
+    learners.begin(task(A, start), with_loss=False)
+    (question,) = learners.ask(start, [A])
+    wanted = plain(answers(learners, start, [A])[0])
+
+    learners.abandon(A)
+
+    assert plain(learners.answer(question)) == wanted
+
+
 def test_a_state_is_not_changed_by_what_is_answered_after(federation: Federate) -> None:
     learners, start = federation()
     first, second = learners.ask(start, [A, B])
     state = learners.state()
     wanted = plain(learners.answer(first))
-    learners.abandon(B)
+    learners.depart(B)
 
     again, _ = federation()
     again.restore(state)

@@ -137,6 +137,9 @@ class Toy:
     def abandon(self, learner: LearnerId) -> None:
         self._task = None
 
+    def depart(self, learner: LearnerId) -> None:
+        self.abandon(learner)
+
     def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         number = len(self._asked)
         self._asked[number] = weights

@@ -139,6 +139,9 @@ class Toy:
     def abandon(self, learner: LearnerId) -> None:
         self._task = None
 
+    def depart(self, learner: LearnerId) -> None:
+        self.abandon(learner)
+
     def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         self._asked = weights
         return [1]

@@ -82,6 +82,9 @@ class Counting:
 
     def abandon(self, learner: LearnerId) -> None:
         self._steps.pop(learner, None)
+
+    def depart(self, learner: LearnerId) -> None:
+        self.abandon(learner)
         self._judges = [None if judge == learner else judge for judge in self._judges]
 
     def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
@@ -419,6 +422,29 @@ def test_one_learner_that_always_fails_does_not_end_an_asynchronous_federation()
 
     assert folders(records) == [["b"]]
     assert len(times(records, "refuse")) > 30
+
+
+def test_a_learner_whose_training_fails_still_answers_as_a_judge() -> None:
+    """Learner b fails at 12 s, while it judges the model that a sent at 10 s."""
+    speeds = {"a": 1.0, "b": 1.2}
+    costs = {
+        name: Costs(seconds_per_step=seconds, seconds_per_evaluated_example=0.5)
+        for name, seconds in speeds.items()
+    }
+    simulation, records = federation(
+        speeds,
+        pacing=Async(),
+        weighting=ByValidation(),
+        broken=frozenset("b"),
+        costs=costs,
+        max_versions=2,
+    )
+
+    run(simulation)
+
+    assert folders(records) == [["a"], ["a"]]
+    assert len(times(records, "score")) >= 2
+    assert times(records, "fail")[0] < times(records, "score")[0]
 
 
 def test_a_restart_of_a_learner_that_is_up_starts_its_task_over() -> None:

@@ -169,10 +169,11 @@ class Learners(Protocol):
         ...
 
     def abandon(self, learner: LearnerId) -> None:
-        """Forget the task, if there is one, and what the learner was asked as a judge.
+        """Forget the task, if there is one. What was kept for the learner's next task stays."""
+        ...
 
-        What was kept for its next task stays.
-        """
+    def depart(self, learner: LearnerId) -> None:
+        """Forget the task, and what the learner was asked as a judge: it is gone."""
         ...
 
     def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:

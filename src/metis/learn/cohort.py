@@ -217,6 +217,9 @@ class Cohort:
 
     def abandon(self, learner: LearnerId) -> None:
         self._runs.pop(learner, None)
+
+    def depart(self, learner: LearnerId) -> None:
+        self.abandon(learner)
         for number in [n for n, (_, judge, _) in self._open.items() if judge == learner]:
             del self._open[number]
 

@@ -190,6 +190,9 @@ class Processes:
             self._load[remote.worker] -= remote.num_expected - remote.num_done
             # The process may be writing to the row until it has seen this; then it says so.
             self._send(remote.worker, "abandon", learner)
+
+    def depart(self, learner: LearnerId) -> None:
+        self.abandon(learner)
         for number in [n for n, asked in self._questions.items() if asked.judge == learner]:
             del self._questions[number]
 

@@ -158,6 +158,9 @@ class Reported:
     def abandon(self, learner: LearnerId) -> None:
         pass
 
+    def depart(self, learner: LearnerId) -> None:
+        pass
+
     def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         return [0] * len(judges)
 

@@ -413,4 +413,4 @@ class Simulation:
 
     def _go_down(self, learner: LearnerId) -> None:
         self.world.take_down(learner)
-        self.learners.abandon(learner)
+        self.learners.depart(learner)
