@@ -28,13 +28,13 @@ from typing import Any
 
 from machine import machine
 from metis.core.errors import Interrupted
-from metis.experiments import table1
-from metis.experiments.cells import Cell, Setting
-from metis.experiments.study import Choice
-from metis.experiments.work import Watch, make
 from metis.journal.file import Listener, Record
 from metis.journal.follow import Follower
 from metis.journal.paths import JOURNAL
+from metis_papers import table1
+from metis_papers.cells import Cell, Setting
+from metis_papers.run_cells import Watch, make
+from metis_papers.study import Choice
 
 STRETCHES = 8
 

@@ -28,15 +28,14 @@ from metis.federation.build import (
     check,
     known_of,
     learner_groups,
-    plan_of,
     recipe_of,
     trigger_of,
     with_metric,
 )
 from metis.journal.file import Record
 from metis.journal.records import LearnerRow, RunRecord, as_fields
+from metis.simulation.plan import Plan, plan_of
 from metis.simulation.plugin import absolute, call
-from metis.simulation.simulator import Plan
 from metis.training.engines.choose import Shared, choose, start
 from metis.training.epochs import Share
 from metis.training.flat import as_module, load_into
