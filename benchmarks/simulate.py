@@ -40,7 +40,8 @@ from machine import machine
 from metis.config import Config, load
 from metis.data.dataset import Advice, Dataset
 from metis.journal.file import Record
-from metis.models import build, fused
+from metis.models import build
+from metis.models.ops import fused
 from metis.simulation.run import run
 
 THREADS = 2  # of the plain loop

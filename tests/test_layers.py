@@ -24,9 +24,9 @@ MAY_KNOW = {
     "paper": set[str](),
     "codecs": {"core"},
     "data": {"core"},
-    "zoo": {"core"},
+    "models": {"core"},
     "storage": {"core"},
-    "learn": {"core", "data"},
+    "training": {"core", "data"},
     "config": {"core", "paper"},
     "certs": {"core", "storage"},
     "journal": {"core", "storage"},
@@ -36,9 +36,9 @@ MAY_KNOW = {
         "paper",
         "codecs",
         "data",
-        "zoo",
+        "models",
         "storage",
-        "learn",
+        "training",
         "config",
         "journal",
         "federation",
@@ -50,7 +50,7 @@ MAY_KNOW = {
         "codecs",
         "data",
         "storage",
-        "learn",
+        "training",
         "config",
         "certs",
         "journal",
@@ -66,12 +66,12 @@ MAY_KNOW = {
         "data",
         "federation",
         "journal",
-        "learn",
+        "training",
         "paper",
         "report",
         "simulation",
         "storage",
-        "zoo",
+        "models",
     },
     "cli": {"core", "config"},
     "__init__": {"core", "data"},
@@ -84,9 +84,9 @@ MAY_USE = {
     "paper": set[str](),
     "codecs": {"numpy"},
     "data": {"numpy", "(sklearn)"},
-    "zoo": {"numpy", "torch"},
+    "models": {"numpy", "torch"},
     "storage": {"numpy", "safetensors"},
-    "learn": {"numpy", "torch", "safetensors"},
+    "training": {"numpy", "torch", "safetensors"},
     "config": set[str](),
     "certs": {"cryptography"},
     "journal": {"numpy"},
@@ -111,11 +111,11 @@ MAY_USE = {
 EXCEPTIONS = {
     ("core/kernels.py", "numba"),  # optional: the fused loop
     ("codecs/packet.py", "isal"),  # optional: a faster checksum
-    ("zoo/batch_norm_cuda.py", "triton"),
-    ("zoo/conv_cuda.py", "triton"),
-    ("zoo/lrn_cuda.py", "triton"),  # read only where there is a GPU
-    ("zoo/patches_cuda.py", "triton"),
-    ("zoo/pool_cuda.py", "triton"),
+    ("models/ops/batch_norm_cuda.py", "triton"),
+    ("models/ops/conv_cuda.py", "triton"),
+    ("models/ops/lrn_cuda.py", "triton"),  # read only where there is a GPU
+    ("models/ops/patches_cuda.py", "triton"),
+    ("models/ops/pool_cuda.py", "triton"),
     ("data/picture.py", "rich"),
     ("data/picture.py", "matplotlib"),
     ("service/site_setup.py", "torch"),  # a site's own model is a module
@@ -230,10 +230,10 @@ def test_each_part_uses_only_the_packages_it_may() -> None:
     assert [f"{i.where}: {i.module}" for i in IMPORTS if breaches_of_others(i)] == []
 
 
-def test_torch_is_imported_by_learn_and_zoo_alone() -> None:
+def test_torch_is_imported_by_training_and_models_alone() -> None:
     users = [i for i in IMPORTS if i.module.partition(".")[0] == "torch"]
     files = {i.name_in_metis for i in users if not i.inside_function}
-    elsewhere = {file for file in files if not file.startswith(("learn/", "zoo/"))}
+    elsewhere = {file for file in files if not file.startswith(("training/", "models/"))}
     assert elsewhere == {"service/site_setup.py", "service/initial_model.py"}
 
 

@@ -5,9 +5,9 @@
     python workloads.py check     --workload w1 --data FOLDER --out FILE.json --peer FILE.json
 
 This file runs in a peer's own environment, where Metis is not installed, so the two networks of
-`metis.models` are written out again here; their parameters are counted each time one is built. A peer
-is a file `run_NAME.py` beside this one: it takes `arguments()`, trains from `initial_model` with
-the batches of `Shards`, and ends with `report(...)`. `benchmarks/peers.py` does the rest.
+`metis.models` are written out again here; their parameters are counted each time one is built. A
+peer is a file `run_NAME.py` beside this one: it takes `arguments()`, trains from `initial_model`
+with the batches of `Shards`, and ends with `report(...)`. `benchmarks/peers.py` does the rest.
 """
 
 from __future__ import annotations

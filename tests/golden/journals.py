@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from metis.config import Config, Incident, dump, load
-from metis.core.local_run import TestResult
+from metis.core.learners import TestResult
 from metis.core.recipes import POLICIES
 from metis.core.types import (
     ClassCounts,
@@ -100,16 +100,13 @@ class Toy:
     tasks: dict[LearnerId, Task] = field(default_factory=dict)
     with_loss: dict[LearnerId, bool] = field(default_factory=dict)
     steps: dict[LearnerId, int] = field(default_factory=dict)
-    questions: list[tuple[Vector, LearnerId]] = field(default_factory=list)
-
-    def profiles(self) -> Sequence[Profile]:
-        return []
+    requests: list[tuple[Vector, LearnerId]] = field(default_factory=list)
 
     def begin(self, task: Task, with_loss: bool) -> None:
         self.tasks[task.learner], self.with_loss[task.learner] = task, with_loss
         self.steps[task.learner] = 0
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         pass
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
@@ -143,16 +140,16 @@ class Toy:
         self.tasks.pop(learner, None)
         self.steps.pop(learner, None)
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
+    def forget(self, judge: LearnerId) -> None:
+        pass
 
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
-        first = len(self.questions)
-        self.questions += [(weights, judge) for judge in judges]
-        return list(range(first, len(self.questions)))
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+        first = len(self.requests)
+        self.requests += [(weights, judge) for judge in judges]
+        return list(range(first, len(self.requests)))
 
-    def answer(self, question: int) -> Counts | None:
-        weights, judge = self.questions[question]
+    def take_counts(self, request: int) -> Counts | None:
+        weights, judge = self.requests[request]
         chance = _chance("judge", judge, hashlib.sha256(weights.tobytes()).digest())
         rows = chance.integers(0, NUM_CLASSES, size=(NUM_CLASSES, HELD_OUT))
         return ClassCounts(
@@ -162,15 +159,6 @@ class Toy:
     def test(self, weights: Vector) -> TestResult:
         chance = _chance("test", hashlib.sha256(weights.tobytes()).digest())
         return TestResult(int(chance.integers(1024)) / 1024, int(chance.integers(4096)) / 1024)
-
-    def state(self) -> object:
-        return None
-
-    def restore(self, state: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def names() -> list[str]:
@@ -224,7 +212,8 @@ def journal_of(config: Config) -> list[str]:
     def keep(task: int, packet: bytes) -> None:
         packets.append(f"{task} {hashlib.sha256(packet).hexdigest()[:16]}")
 
-    simulation = Simulation(plan, controller, Toy(), journal, keep=keep)
+    toys = Toy()
+    simulation = Simulation(plan, controller, toys, toys, journal, keep=keep)
     simulation.start()
     while simulation.step():
         pass

@@ -27,7 +27,7 @@ from metis.models.cifar_cnn import CifarCnn
 from metis.simulation.joint_runs import JointRun, run_together
 from metis.simulation.run import resume, run
 from metis.simulation.session import Result
-from metis.training import workbench
+from metis.training import learner_data
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -152,7 +152,7 @@ def test_two_runs_write_the_same_bytes(model: str, precision: str) -> None:
 def test_the_cifar_network_is_computed_by_kernels_of_its_own() -> None:
     """Without them all results would be as good, and late."""
     pytest.importorskip("triton")
-    names = [f"metis.models.{name}_cuda" for name in ("lrn", "patches", "pool")]
+    names = [f"metis.models.ops.{name}_cuda" for name in ("lrn", "patches", "pool")]
     for name in names:
         sys.modules.pop(name, None)
 
@@ -189,7 +189,7 @@ def test_judges_answer_alike_whether_asked_one_by_one_or_all_at_once(
 ) -> None:
     """With many examples judges are computed as they are asked, else all when the first is."""
     at_once = simulated("cnn", "sync-dvw")
-    monkeypatch.setattr(workbench, "WHOLE_SET", 5)
+    monkeypatch.setattr(learner_data, "WHOLE_SET", 5)
     as_asked = simulated("cnn", "sync-dvw")
 
     def folds(result: Result) -> list[Any]:

@@ -60,7 +60,7 @@ def compile_all() -> dict[str, list[int]]:
             network(x).sum().backward()
     found = {}
     for name in KERNELS:
-        for kernel in vars(importlib.import_module(f"metis.models.{name}")).values():
+        for kernel in vars(importlib.import_module(f"metis.models.ops.{name}")).values():
             if isinstance(kernel, JITFunction) and kernel.device_caches:
                 variants = kernel.device_caches[0][0].values()
                 found[f"{name}.{kernel.__name__}"] = [len(one.asm["cubin"]) for one in variants]

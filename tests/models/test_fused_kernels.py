@@ -36,7 +36,7 @@ RESNET_KERNELS = ("batch_norm_cuda", "conv_cuda")
 
 
 def kernels(name: str) -> ModuleType:
-    return importlib.import_module(f"metis.models.{name}")
+    return importlib.import_module(f"metis.models.ops.{name}")
 
 
 def gradients(*leaves: Tensor) -> list[Tensor]:
@@ -169,11 +169,11 @@ def test_the_network_made_of_kernels_is_the_network(
     """In whatever order bias, ReLU, pool and normalisation come there."""
     module = network(lrn)
     for name in KERNELS:
-        monkeypatch.delitem(sys.modules, f"metis.models.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"metis.models.ops.{name}", raising=False)
 
     ours, theirs = (outputs_and_gradients(module, with_kernels) for with_kernels in (True, False))
 
-    used = {name for name in KERNELS if f"metis.models.{name}" in sys.modules}
+    used = {name for name in KERNELS if f"metis.models.ops.{name}" in sys.modules}
     assert used == ({*KERNELS} if lrn else {"patches_cuda", "pool_cuda"})
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -249,7 +249,7 @@ def test_a_residual_network_made_of_kernels_is_the_network(
     start = CifarResNet(1, 10).to(DEVICE)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # it has other roundings
     for name in RESNET_KERNELS:
-        monkeypatch.delitem(sys.modules, f"metis.models.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"metis.models.ops.{name}", raising=False)
     found = []
     for with_kernels in (True, False):
         monkeypatch.setattr(fused, "is_for_kernels", lambda x, answer=with_kernels: answer)
@@ -260,7 +260,7 @@ def test_a_residual_network_made_of_kernels_is_the_network(
         with torch.no_grad():
             found.append([*values, module.eval()(x)])
         if with_kernels:
-            assert all(f"metis.models.{name}" in sys.modules for name in RESNET_KERNELS)
+            assert all(f"metis.models.ops.{name}" in sys.modules for name in RESNET_KERNELS)
 
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

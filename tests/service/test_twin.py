@@ -49,13 +49,13 @@ def federation(policy: str, **values: Any) -> Config:
 
 def service_of(parts: Parts, journal: Journal) -> Service:
     config = parts.config
-    bench = parts.bench(parts.module(), parts.shares)
-    start = Snapshot(0, bench.flat.to_vector())
-    controller = build_controller(config, start, bench.layout, parts.dataset.num_classes)
+    module, _ = parts.place(parts.module())
+    start = Snapshot(0, module.flat.to_vector())
+    controller = build_controller(config, start, module.layout, parts.dataset.num_classes)
     terms = ServiceSettings(
-        layout=bench.layout,
+        layout=module.layout,
         config=digest_of(agreed(config)),
-        upload=codec_of(config.upload, bench.layout),
+        upload=codec_of(config.upload, module.layout),
         lease_seconds=config.train.lease_seconds,
         deadline_seconds=config.validation.deadline_seconds,
         max_versions=config.horizon.versions,
@@ -236,7 +236,7 @@ def test_under_the_order_in_which_they_arrived_live_the_simulators_learners_send
         for task, update in arrived:
             me, base = task.learner, task.start.weights
             learners.begin(task, with_loss=False)
-            learners.expect(me, update.num_steps)
+            learners.announce(me, update.num_steps)
             learners.advance(me, update.num_steps)
             packet, left_out[me] = codec.encode(learners.finish(me), base, left_out.get(me))
             assert (
@@ -262,7 +262,7 @@ def test_a_site_that_is_started_again_goes_on_with_the_momentum_it_had() -> None
     again, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
     Site(again, InProcessConnection(service, learner), mirror, memory)
 
-    state: Any = again.trainer.state()
+    state: Any = again.durable.state()
     before: Any = memory.learner_state
     assert list(state["kept"]) == [learner]
     assert repr(state["kept"]) == repr(before["kept"])

@@ -15,16 +15,17 @@ from sklearn.metrics import confusion_matrix, r2_score
 from torch import Tensor, nn
 
 from metis.core.errors import ConfigError, DataError, ModelError
-from metis.core.local_run import Learners
+from metis.core.learners import Durable, Judge, Trainer
 from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Vector, read_only
 from metis.data.dataset import Dataset
 from metis.models import build
 from metis.storage.pack import read_packed, write_packed
+from metis.training.engines.choose import Learners
 from metis.training.epochs import Share
 from metis.training.flat import load_into, vector_of
+from metis.training.learner_data import place
 from metis.training.prepare import preparation_named
 from metis.training.step import Training
-from metis.training.workbench import Workbench
 from tests.training.federation import (
     ENGINES,
     MODULE,
@@ -35,6 +36,7 @@ from tests.training.federation import (
     TRAININGS,
     A,
     B,
+    Bench,
     Federate,
     bench_of,
     dataset,
@@ -51,7 +53,7 @@ from tests.training.federation import (
 
 
 def answers(learners: Learners, weights: Vector, judges: list[LearnerId]) -> list[Counts | None]:
-    return [learners.answer(question) for question in learners.ask(weights, judges)]
+    return [learners.take_counts(question) for question in learners.request_counts(weights, judges)]
 
 
 def plain(counts: Counts | None) -> Any:
@@ -65,10 +67,17 @@ def packed(state: object, path: Path) -> object:
     return read_packed(path / "state", (ClassCounts, ErrorSums))
 
 
-def test_they_keep_the_contract_and_say_who_there_is(federation: Federate) -> None:
-    learners: Learners = federation()[0]
+def test_they_keep_the_contracts(federation: Federate) -> None:
+    learners = federation()[0]
 
-    a, b = learners.profiles()
+    _trainer: Trainer = learners
+    _judge: Judge = learners
+    _durable: Durable = learners
+
+
+def test_a_profile_says_what_a_learner_holds_and_how_long_its_epoch_is() -> None:
+    a, b = bench_of()[0].data.profiles()
+
     assert (a.learner, a.num_examples, a.steps_per_epoch, a.group) == (A, 41, 5, "fast")
     assert (b.learner, b.num_examples, b.steps_per_epoch, b.group) == (B, 39, 4, "slow")
 
@@ -176,15 +185,15 @@ def test_the_order_of_learners_changes_no_byte(
     other, _ = federation(make)
     for learner in (B, A):
         other.begin(task(learner, start), with_loss=False)
-        other.expect(learner, 8)
+        other.announce(learner, 8)
     other.test(start)
-    questions = other.ask(start, [A, B])
+    questions = other.request_counts(start, [A, B])
     for num_steps in (5, 3):
         for learner in (B, A):
             other.advance(learner, num_steps)
             answers(other, start, [A, B])
     for question in reversed(questions):
-        other.answer(question)
+        other.take_counts(question)
 
     for learner in (A, B):
         assert one.finish(learner).tobytes() == other.finish(learner).tobytes()
@@ -204,9 +213,9 @@ def test_three_steps_and_seven_are_ten(
     assert learners.finish(A).tobytes() == wanted
 
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 10)
+    learners.announce(A, 10)
     learners.advance(A, 3)
-    learners.expect(A, 10)
+    learners.announce(A, 10)
     learners.advance(A, 7)
     assert learners.finish(A).tobytes() == wanted
 
@@ -262,9 +271,10 @@ def test_a_judges_counts_do_not_depend_on_who_else_is_asked(federation: Federate
     )
     together = answers(learners, start, [A, B])
     alone = [*answers(learners, start, [A]), *answers(learners, start, [B])]
-    first, second = learners.ask(start, [A, B])
-    learners.depart(A)
-    left = learners.answer(second)
+    first, second = learners.request_counts(start, [A, B])
+    learners.abandon(A)
+    learners.forget(A)
+    left = learners.take_counts(second)
 
     assert together == alone
     assert left == alone[1]
@@ -311,7 +321,7 @@ def test_steps_that_were_expected_and_not_fetched_are_fetched_after_a_crash(
     }
     for learner in (A, B):
         learners.begin(task(learner, start), with_loss=False)
-        learners.expect(learner, 13)
+        learners.announce(learner, 13)
     learners.advance(A, 5)
     # Before any of it need have been computed, and after all of it has.
     early = packed(learners.state(), tmp_path)
@@ -342,8 +352,8 @@ def test_losses_not_told_before_a_crash_are_told_after_it(
     for learner in (A, B):
         learners.begin(task(learner, start), with_loss=True)
     wanted_b = go_on(learners, B, 4)
-    learners.expect(A, 5)
-    learners.expect(B, 8)
+    learners.announce(A, 5)
+    learners.announce(B, 8)
     state = packed(learners.state(), tmp_path)
     wanted_a = [learners.advance(A, 5), *go_on(learners, A, 5, done=5)]
     wanted_b.append(learners.advance(B, 4))
@@ -365,20 +375,23 @@ def test_questions_that_were_not_answered_are_answered_after_a_crash(
     shares = {**SHARES, LearnerId("c"): Share(np.arange(3), np.array([], dtype=np.int64))}
     learners, start = begun(shares=shares)
     other = read_only(start[::-1])
-    questions = [*learners.ask(start, [A, B, LearnerId("c")]), *learners.ask(other, [B, A])]
+    questions = [
+        *learners.request_counts(start, [A, B, LearnerId("c")]),
+        *learners.request_counts(other, [B, A]),
+    ]
     answered, *waiting = questions
-    learners.answer(answered)
+    learners.take_counts(answered)
     state = packed(learners.state(), tmp_path)
-    wanted = [plain(learners.answer(question)) for question in waiting]
+    wanted = [plain(learners.take_counts(question)) for question in waiting]
 
     again, _ = gone_on(shares=shares)
     again.restore(state)
-    more = again.ask(other, [A])
+    more = again.request_counts(other, [A])
 
-    assert [plain(again.answer(question)) for question in reversed(waiting)] == wanted[::-1]
+    assert [plain(again.take_counts(question)) for question in reversed(waiting)] == wanted[::-1]
     assert wanted[1] is None
     assert not set(more) & set(questions)
-    assert plain(again.answer(more[0])) == wanted[-1]
+    assert plain(again.take_counts(more[0])) == wanted[-1]
 
 
 def test_what_was_kept_for_the_next_task_outlives_a_crash(
@@ -419,25 +432,25 @@ def test_a_state_is_not_changed_by_what_comes_after(
 def test_a_learner_whose_task_is_abandoned_still_answers_as_a_judge(federation: Federate) -> None:
     learners, start = federation()
     learners.begin(task(A, start), with_loss=False)
-    (question,) = learners.ask(start, [A])
+    (question,) = learners.request_counts(start, [A])
     wanted = plain(answers(learners, start, [A])[0])
 
     learners.abandon(A)
 
-    assert plain(learners.answer(question)) == wanted
+    assert plain(learners.take_counts(question)) == wanted
 
 
 def test_a_state_is_not_changed_by_what_is_answered_after(federation: Federate) -> None:
     learners, start = federation()
-    first, second = learners.ask(start, [A, B])
+    first, second = learners.request_counts(start, [A, B])
     state = learners.state()
-    wanted = plain(learners.answer(first))
-    learners.depart(B)
+    wanted = plain(learners.take_counts(first))
+    learners.forget(B)
 
     again, _ = federation()
     again.restore(state)
-    assert plain(again.answer(first)) == wanted
-    assert again.answer(second) is not None
+    assert plain(again.take_counts(first)) == wanted
+    assert again.take_counts(second) is not None
 
 
 # --- chance
@@ -465,17 +478,23 @@ def test_the_global_generator_of_torch_is_left_alone(federation: Federate) -> No
 def test_dropout_differs_from_step_to_step() -> None:
     bench, start = bench_of(with_dropout)
     masks: list[Tensor] = []
-    dropout = bench.module.get_submodule("2")
+    dropout = bench.module.network.get_submodule("2")
     dropout.register_forward_hook(lambda module, given, got: masks.append(got[0] == 0))
     trained(loop(bench), start)
 
     assert not torch.equal(masks[0], masks[1])
 
 
+#: An epoch's last mini-batch holds what is left.
+SHORT = Training(batch_size=10, last_batch="short")
+
+
 def test_an_epoch_shows_every_example_once_and_each_epoch_in_another_order() -> None:
-    bench, start = bench_of()
+    bench, start = bench_of(training=SHORT)
     seen: list[Tensor] = []
-    bench.module.register_forward_pre_hook(lambda module, given: seen.append(given[0][:, 0]))
+    bench.module.network.register_forward_pre_hook(
+        lambda module, given: seen.append(given[0][:, 0])
+    )
     trained(loop(bench), start, num_steps=10)
 
     sizes = [len(batch) for batch in seen]
@@ -487,9 +506,9 @@ def test_an_epoch_shows_every_example_once_and_each_epoch_in_another_order() -> 
 
 
 def test_a_last_batch_of_one_is_joined_by_the_epochs_first_example_for_batch_norm() -> None:
-    bench, start = bench_of(with_batch_norm)
+    bench, start = bench_of(with_batch_norm, SHORT)
     seen: list[Tensor] = []
-    bench.module.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    bench.module.network.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     trained(loop(bench), start)
 
     assert [len(batch) for batch in seen] == [10, 10, 10, 10, 2]
@@ -549,11 +568,11 @@ def test_a_trained_model_shares_no_memory_with_the_learners(federation: Federate
 def test_filters_are_kept_with_their_channels_last_where_the_module_takes_it() -> None:
     bench, _ = bench_of(with_convolutions)
 
-    assert [place.name for place in bench.flat.channels_last] == ["0.weight", "3.weight"]
-    for part in bench.module.modules():
+    assert [place.name for place in bench.module.flat.channels_last] == ["0.weight", "3.weight"]
+    for part in bench.module.network.modules():
         if isinstance(part, nn.Conv2d):
             assert part.weight.is_contiguous(memory_format=torch.channels_last)
-    assert bench_of(dense)[0].flat.channels_last == ()
+    assert bench_of(dense)[0].module.flat.channels_last == ()
 
 
 class Viewing(nn.Module):
@@ -580,7 +599,7 @@ def test_convolutions_are_trained_as_plain_pytorch_trains_them(
     x, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
     module = make().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-    for stretch in bench.epochs.stretches(A, 1, 0, 20):
+    for stretch in bench.data.epochs.stretches(A, 1, 0, 20):
         for examples in torch.split(stretch.epoch.examples, 10):
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(module(x[examples]), y[examples]))
@@ -595,7 +614,7 @@ def test_convolutions_are_trained_as_plain_pytorch_trains_them(
 def test_a_module_that_takes_contiguous_tensors_only_is_given_such(federation: Federate) -> None:
     bench, start = bench_of(Viewing)
     learners = federation.on(bench)
-    assert bench.flat.channels_last == ()
+    assert bench.module.flat.channels_last == ()
 
     learners.begin(task(A, start), with_loss=True)
     assert len(go_on(learners, A, 5)[0]) == 2
@@ -638,17 +657,17 @@ def test_a_task_abandoned_in_the_middle_leaves_no_trace(
     wanted = [trained(undisturbed, start, version) for version in (0, 1)]
     learners, _ = federation(make)
     learners.begin(task(B, start), with_loss=False)
-    learners.expect(B, 8)
+    learners.announce(B, 8)
     for told in (0, 3, 5, 10):
         learners.begin(task(A, start), with_loss=False)
-        learners.expect(A, 15)
+        learners.announce(A, 15)
         if told:
             learners.advance(A, told)
         learners.abandon(A)
         assert trained(learners, start, version=1) == wanted[1]
     # A learner that is restarted is given the same task again.
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 15)
+    learners.announce(A, 15)
     learners.advance(A, 10)
     learners.abandon(A)
     assert trained(learners, start) == wanted[0]
@@ -662,8 +681,8 @@ def test_tasks_can_be_abandoned_for_ever(federation: Federate) -> None:
     wanted = trained(learners, start)
     for _ in range(30):
         learners.begin(task(A, start), with_loss=False)
-        learners.expect(A, 10)
-        learners.ask(start, [A])
+        learners.announce(A, 10)
+        learners.request_counts(start, [A])
         learners.abandon(A)
 
     assert trained(learners, start) == wanted
@@ -709,7 +728,7 @@ def test_a_loss_of_ones_own_is_used() -> None:
 
     bench, start = bench_of()
     usual = trained(loop(bench), start)
-    bench.loss = smooth
+    bench.module.loss = smooth
 
     assert trained(loop(bench), start) != usual
 
@@ -725,8 +744,10 @@ def test_a_task_that_says_so_is_trained_on_what_was_held_out_too(
     make: Callable[[], nn.Module], federation: Federate
 ) -> None:
     learners, start = federation(make)
-    plain, _ = federation(make, shares={name: whole(share) for name, share in SHARES.items()})
-    (a, _), (full, _) = learners.profiles(), plain.profiles()
+    shares = {name: whole(share) for name, share in SHARES.items()}
+    plain, _ = federation(make, shares=shares)
+    a, _ = bench_of(make)[0].data.profiles()
+    full, _ = bench_of(make, shares=shares)[0].data.profiles()
     assert (a.examples(True), a.epoch_steps(True)) == (full.num_examples, full.steps_per_epoch)
     ends = []
     for one, all_examples in ((learners, True), (plain, False)):
@@ -816,10 +837,10 @@ def test_many_models_can_wait_for_their_judges(federation: Federate) -> None:
     learners, start = federation()
     models = [read_only(start * factor) for factor in np.linspace(-2, 2, 30)]
     wanted = [[plain(counts) for counts in answers(learners, model, [A, B])] for model in models]
-    questions = [learners.ask(model, [A, B]) for model in models]
+    questions = [learners.request_counts(model, [A, B]) for model in models]
 
     for asked, counts in reversed(list(zip(questions, wanted, strict=True))):
-        assert [plain(learners.answer(question)) for question in asked] == counts
+        assert [plain(learners.take_counts(question)) for question in asked] == counts
     assert wanted[0] != wanted[-1]
 
 
@@ -827,12 +848,12 @@ def test_a_judge_that_goes_takes_its_own_answers_along_and_no_others(federation:
     learners, start = federation()
     wanted = [plain(counts) for counts in answers(learners, start, [A, B])]
     for first in (A, B):
-        question_a, question_b = learners.ask(start, [A, B])
+        question_a, question_b = learners.request_counts(start, [A, B])
         learners.abandon(first)
         if first == A:
-            assert plain(learners.answer(question_b)) == wanted[1]
+            assert plain(learners.take_counts(question_b)) == wanted[1]
         else:
-            assert plain(learners.answer(question_a)) == wanted[0]
+            assert plain(learners.take_counts(question_a)) == wanted[0]
 
     assert [plain(counts) for counts in answers(learners, start, [A, B])] == wanted
 
@@ -891,10 +912,10 @@ def test_the_call_that_covers_a_failing_step_fails_and_none_before(
         learners.begin(task(A, start), with_loss=False)
         told = 0
         if at_once:
-            learners.expect(A, 15)
+            learners.announce(A, 15)
         for count in counts:
             told += count
-            learners.expect(A, told)
+            learners.announce(A, told)
             if told > step:
                 break
             learners.advance(A, count)
@@ -916,7 +937,7 @@ def test_a_failure_is_told_at_the_same_step_after_a_crash(
     begun, gone_on = federations
     learners, start = begun(lambda: Failing(step))
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 15)
+    learners.announce(A, 15)
     told = step // 2
     if told:
         learners.advance(A, told)
@@ -984,12 +1005,12 @@ def test_bytes_are_prepared_and_read_only_arrays_taken(federation: Federate) -> 
     start = vector_of(module)
     shares = {A: Share(np.arange(30), np.arange(30, 40))}
     training = Training(batch_size=16, weight_decay=0.004, weight_decay_on=("fc1.weight",))
-    bench = Workbench(module, data, shares, training, preparation_named("cifar10"), seed=1)
+    bench = Bench(*place(module, data, shares, training, preparation_named("cifar10"), seed=1))
     learners = federation.on(bench)
 
     learners.begin(task(A, start), with_loss=True)
     assert len(go_on(learners, A, 2)[0]) == 2
-    assert bench.layout.size == len(learners.finish(A)) == 1_068_298
+    assert bench.module.layout.size == len(learners.finish(A)) == 1_068_298
 
 
 def test_modules_and_data_that_do_not_fit_are_refused_at_once(federation: Federate) -> None:

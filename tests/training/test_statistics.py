@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from torch import nn
 
-from metis.core.local_run import Learners
 from metis.core.types import ClassCounts, LearnerId, Vector, read_only
 from metis.storage.pack import read_packed, write_packed
 from metis.training.cohort import Cohort
+from metis.training.engines.choose import Learners
 from metis.training.engines.loop import Loop
 from metis.training.engines.stack import Stack
 from metis.training.flat import layout_of
 from metis.training.step import Training
-from metis.training.workbench import Workbench
 from tests.training.federation import (
     ENGINES,
     A,
     B,
+    Bench,
     Federate,
     bench_of,
     go_on,
@@ -42,8 +42,8 @@ NORMED = pytest.mark.parametrize(
 )
 
 
-def stack(bench: Workbench) -> Cohort:
-    return Cohort(bench, Stack(bench, 2))
+def stack(bench: Bench) -> Cohort:
+    return Cohort(*bench, Stack(*bench, 2))
 
 
 def with_statistics_of(model: Vector, other: Vector, make: Callable[[], nn.Module]) -> Vector:
@@ -62,8 +62,8 @@ def model(learners: Learners, start: Vector, **chosen: Any) -> Vector:
 
 
 def counts(learners: Learners, weights: Vector, judge: LearnerId) -> Any:
-    (question,) = learners.ask(weights, [judge])
-    found = learners.answer(question)
+    (question,) = learners.request_counts(weights, [judge])
+    found = learners.take_counts(question)
     assert isinstance(found, ClassCounts)
     return found.matrix.tolist()
 
@@ -147,7 +147,7 @@ def test_a_judge_scores_with_the_statistics_that_its_latest_task_began_with(
     assert counts(local, community, A) == counts(shared, own, A)
     assert counts(local, community, A) != counts(shared, community, A)
     assert counts(local, community, B) == counts(shared, community, B)
-    answers = [local.answer(question) for question in local.ask(community, [B, A])]
+    answers = [local.take_counts(question) for question in local.request_counts(community, [B, A])]
     matrices = [found.matrix.tolist() for found in answers if isinstance(found, ClassCounts)]
     assert matrices == [counts(shared, community, B), counts(shared, own, A)]
     assert local.test(community) == shared.test(community), "the test is of the model as it is"
@@ -162,10 +162,10 @@ def test_a_judge_scores_with_what_it_had_when_it_was_asked(federation: Federate)
     community = far(start, with_batch_norm)
     before = counts(local, community, A)
 
-    (question,) = local.ask(community, [A])
+    (question,) = local.request_counts(community, [A])
     model(local, start)
     local.begin(task(A, start, version=1), with_loss=False)
-    found = local.answer(question)
+    found = local.take_counts(question)
 
     assert isinstance(found, ClassCounts)
     assert found.matrix.tolist() == before != counts(local, community, A)
@@ -192,7 +192,7 @@ def test_statistics_outlive_a_crash_and_a_change_of_engine(
     community = far(start, with_batch_norm)
     trained(learners, start)
     learners.begin(task(A, community, version=1), with_loss=False)
-    (question,) = learners.ask(community, [A])
+    (question,) = learners.request_counts(community, [A])
     go_on(learners, A, 2)
     write_packed(tmp_path / "state", learners.state())
     ends = []
@@ -202,7 +202,7 @@ def test_statistics_outlive_a_crash_and_a_change_of_engine(
     for one in (learners, restored):
         go_on(one, A, 3, done=2)
         finished = one.finish(A).tobytes()
-        found = one.answer(question)
+        found = one.take_counts(question)
         assert isinstance(found, ClassCounts)
         ends.append((finished, found.matrix.tolist(), counts(one, community, A)))
     restored.close()
@@ -230,7 +230,7 @@ def test_a_stack_keeps_statistics_as_the_loop_does() -> None:
 def test_a_sites_judge_has_the_statistics_of_its_trainer() -> None:
     (one, start), (other, _) = (bench_of(with_batch_norm, LOCAL) for _ in range(2))
     trainer = loop(one)
-    judge = Cohort(other, Loop(other), trainer.statistics)
+    judge = Cohort(*other, Loop(other.module), trainer.statistics)
     community = far(start, with_batch_norm)
     before = counts(judge, community, A)
     trained(trainer, start)
@@ -239,6 +239,6 @@ def test_a_sites_judge_has_the_statistics_of_its_trainer() -> None:
     assert counts(judge, community, A) == counts(trainer, community, A) != before
 
     later = loop(bench_of(with_batch_norm, LOCAL)[0])
-    again = Cohort(other, Loop(other), later.statistics)
+    again = Cohort(*other, Loop(other.module), later.statistics)
     later.restore(trainer.state())
     assert counts(again, community, A) == counts(trainer, community, A)

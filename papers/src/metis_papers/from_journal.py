@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from metis.config import Config, dump, load
-from metis.core.local_run import Progress
-from metis.core.triggers import ValidationCycle
+from metis.core.triggers import Progress, ValidationCycle
 from metis.journal.file import Record, read_journal
 from metis.journal.paths import CONFIG, JOURNAL
 from metis.journal.totals import Tally

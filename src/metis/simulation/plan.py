@@ -9,7 +9,7 @@ from metis.codecs.choose import codec_of
 from metis.codecs.dense import Dense
 from metis.config import Config, Group, Incident
 from metis.core.codec import Codec
-from metis.core.local_run import Trigger
+from metis.core.triggers import Trigger
 from metis.core.types import Layout, LearnerId, Profile
 from metis.federation.build import recipe_of, trigger_of
 from metis.simulation.costs import Costs

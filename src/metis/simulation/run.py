@@ -19,7 +19,7 @@ from metis.simulation.session import Result, Session
 from metis.simulation.signals import stop_requests
 from metis.storage.atomic import partial, put_in_place
 from metis.storage.weights import save_safetensors
-from metis.training.engines.choose import Shared
+from metis.training.engines.choose import SharedEngines
 from metis.training.threads import num_threads
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def open_run(
     out: Path,
     listeners: tuple[Listener, ...],
     dataset: Dataset,
-    shared: Shared,
+    shared: SharedEngines,
 ) -> Opened:
     """The same for one of several runs that are to be computed together: begun, not made."""
     federation = build_simulation(config, loaded=dataset, shared=shared)
