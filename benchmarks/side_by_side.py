@@ -28,10 +28,10 @@ from typing import Any
 
 from machine import machine
 from metis.core.errors import Interrupted
-from metis.experiments import table1
-from metis.experiments.cells import Cell, Setting
-from metis.experiments.study import Choice
-from metis.experiments.work import Watch, make
+from metis_papers import table1
+from metis_papers.cells import Cell, Setting
+from metis_papers.study import Choice
+from metis_papers.work import Watch, make
 from metis.report.follow import Follower
 from metis.runtime.files import JOURNAL
 from metis.runtime.journal import Listener, Record

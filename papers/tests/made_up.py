@@ -1,0 +1,72 @@
+"""Outcomes of cells that were never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from metis_papers.cells import Setting
+from metis_papers.numerics import numerics_of
+from metis_papers.outcome import Outcome, as_text
+
+
+def outcome(policy: str, score: float, **values: Any) -> Outcome:
+    """A finished cell of Table I's heterogeneous half, unless told otherwise."""
+    settings: dict[str, Any] = {
+        "study": "table1",
+        "cluster": "heterogeneous",
+        "row": "powerlaw-3",
+        "policy": policy,
+        "variant": "",
+        "seed": 1990,
+        "scale": "full",
+        "horizon": "14,000 s",
+        "about": "cifar_cnn; precision tf32, engine graphs",
+        "dataset": "cifar10",
+        "partition": "",
+        "parameters": 10,
+        "ended": "seconds",
+        "virtual_seconds": 14_000.0,
+        "rounds": 2,
+        "requests": 20,
+        "models_exchanged": 220,
+        "evaluation_models": 180,
+        "bytes_up": 800,
+        "bytes_down": 8000,
+        "samples": 5_000_000,
+        "final_score": score,
+        "best_score": score,
+        "curve": [[0.0, 0, 0.1], [7_000.0, 1, score - 0.01], [14_000.0, 2, score]],
+        "traffic": [[0, 0, 40], [10, 400, 440], [20, 800, 840]],
+        "snapshot_bytes": 40,
+        "wall_seconds": 100.0,
+        "samples_per_second": 50_000.0,
+        "commit": "abc",
+        "device": "a machine",
+        "learners": [
+            {
+                "learner": name,
+                "group": group,
+                "examples": 9,
+                "validation_examples": 1,
+                "mean_weight": 1.0,
+                "holdings": [5, 5],
+            }
+            for name, group in (("learner-01", "fast"), ("learner-02", "slow"))
+        ],
+        "staleness": {},
+        "cycles": {},
+        "numerics": numerics_of(policy, "cifar_cnn"),
+    }
+    if "curve" in values:
+        settings["traffic"] = []  # of these tests nothing is known
+    return Outcome(**{**settings, **values})
+
+
+def put(out: Path, *outcomes: Outcome) -> Setting:
+    """Have these cells lie in a folder."""
+    for number, one in enumerate(outcomes):
+        path = out / one.study / one.cluster / one.row / f"{one.policy}-{number}" / "cell.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(as_text(one))
+    return Setting(out)
