@@ -15,10 +15,10 @@ help:
 	@echo "make soak   what takes longer: full fuzzing, kill sweeps, storms, strangers, a 3 GB model"
 	@echo "make clean  remove what make made"
 
-$(READY): pyproject.toml constraints.txt constraints-dev.txt
+$(READY): pyproject.toml papers/pyproject.toml constraints.txt constraints-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --constraint constraints-dev.txt \
-		--editable '.[all,dev]'
+		--editable '.[all,dev]' --editable papers
 	touch $(READY)
 
 demo: $(READY)
@@ -53,4 +53,4 @@ soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout 7200 tests
 
 clean:
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info papers/src/*.egg-info

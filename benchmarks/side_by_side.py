@@ -28,13 +28,13 @@ from typing import Any
 
 from machine import machine
 from metis.core.errors import Interrupted
+from metis.report.follow import Follower
+from metis.runtime.files import JOURNAL
+from metis.runtime.journal import Listener, Record
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.study import Choice
 from metis_papers.work import Watch, make
-from metis.report.follow import Follower
-from metis.runtime.files import JOURNAL
-from metis.runtime.journal import Listener, Record
 
 STRETCHES = 8
 

@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from metis import cli
 from metis.config import load
 from metis.core.recipes import POLICIES
 from metis.data.sources import SOURCES
@@ -603,3 +605,29 @@ def test_policies_compared_together_are_shown_side_by_side(metis: Metis, tmp_pat
         assert name in done.out
         assert (tmp_path / "pair" / name / "summary.json").exists()
     assert (tmp_path / "pair" / "report.html").exists()
+
+
+# ---- the papers' verb, which a distribution of its own brings ------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [("table1",), ("table1", "--rows", "x"), ("--help",), ()])
+def test_without_metis_papers_reproduce_says_what_to_install(
+    arguments: tuple[str, ...], metis: Metis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: ())
+
+    assert_refused(metis("reproduce", *arguments), "pip install metis-papers")
+    shown = metis("--help")
+    assert shown.code == 0
+    assert "reproduce   Make a table or figure of the papers. Needs metis-papers" in shown.out
+
+
+@pytest.mark.parametrize("value", ["metis_nowhere:commands", "metis.cli:nothing", "metis:simulate"])
+def test_a_reproduce_that_does_not_fit_spoils_no_other_verb(
+    value: str, metis: Metis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = EntryPoint("reproduce", value, "metis.commands")
+    monkeypatch.setattr(cli, "entry_points", lambda group: (broken,))
+
+    assert metis("policies").code == 0
+    assert_refused(metis("reproduce", "table1"), "metis-papers")

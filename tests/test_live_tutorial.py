@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import typer.main
 
-from metis.cli import app
+from metis.cli import command_line
 from metis.deploy.first import own_learner
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +135,7 @@ def test_a_site_reads_patients_from_a_file_of_its_own(
 def test_services_are_started_with_options_that_there_are(path: str) -> None:
     text = (ROOT / "deploy" / path).read_text(encoding="utf-8")
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    verbs = typer.main.get_command(command_line()).commands  # type: ignore[attr-defined]
 
     started = re.findall(r"(?:metis|- ) ?(controller|learner)\b((?:[\s\\-]+--[^\n]*)+)", lines)
 

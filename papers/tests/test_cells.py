@@ -11,6 +11,7 @@ import pytest
 
 from metis.core.errors import ConfigError
 from metis.data.dataset import Dataset
+from metis.runtime.assemble import divide
 from metis_papers import (
     beliefs,
     cost,
@@ -28,7 +29,6 @@ from metis_papers import (
 from metis_papers.cells import Cell, Horizon, Setting
 from metis_papers.published import ACCURACY
 from metis_papers.study import Choice
-from metis.runtime.assemble import divide
 
 
 def cell(setting: Setting, cluster: str, row: str, policy: str) -> Cell:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from papers.tests.made_up import outcome
 
 from metis_papers import convergence
 from metis_papers.outcome import Outcome
 from metis_papers.pictures import LOOKS
 from metis_papers.words import TITLES
-from papers.tests.made_up import outcome
 
 
 def many_tests(policy: str = "async-dvw", shift: float = 0.0, **values: Any) -> Outcome:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from metis.core.errors import RunError
+from metis.learn.flat import layout_of
+from metis.zoo import build
 from metis_papers import fig2
 from metis_papers.cells import Setting
 from metis_papers.study import Choice
-from metis.learn.flat import layout_of
-from metis.zoo import build
 
 
 @pytest.mark.parametrize(

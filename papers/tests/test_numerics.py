@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from papers.tests.made_up import outcome, put
 
 from metis.core.errors import RunError
 from metis_papers import numerics
@@ -14,7 +15,6 @@ from metis_papers.outcome import read_outcomes
 from metis_papers.study import Choice
 from metis_papers.table1 import cells
 from metis_papers.work import finished
-from papers.tests.made_up import outcome, put
 
 
 @pytest.mark.parametrize("name", numerics.names())

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from papers.tests.made_up import outcome, put
 
 from metis.config import load
 from metis.core.errors import Interrupted, RunError
+from metis.runtime.journal import Record
 from metis_papers.cells import Cell, Horizon, Setting, cell_from_json
 from metis_papers.outcome import _Cycles, as_text, read_outcome, read_outcomes
 from metis_papers.work import finished, make, run_cell
-from metis.runtime.journal import Record
-from papers.tests.made_up import outcome, put
 
 
 def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:

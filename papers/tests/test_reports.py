@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from papers.tests.made_up import outcome, put
 
 from metis.core.errors import ConfigError, RunError
+from metis.learn.flat import layout_of
+from metis.zoo import build
 from metis_papers import (
     beliefs,
     check,
@@ -32,9 +35,6 @@ from metis_papers.outcome import Outcome
 from metis_papers.sstc_kernels import SHARES, gains, in_words, look, measures
 from metis_papers.study import Choice
 from metis_papers.words import beside, markdown_table, score, write_page
-from metis.learn.flat import layout_of
-from metis.zoo import build
-from papers.tests.made_up import outcome, put
 
 
 def verdicts(*outcomes: Outcome) -> dict[str, str]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy
 import pytest
+import typer
 from rich.console import Console
+from tests.command import Metis, assert_refused
 
-from metis_papers.reproduce import _show
+from metis import cli
+from metis_papers import reproduce as papers_verb
 from metis_papers.catalogue import STUDIES
 from metis_papers.outcome import read_outcomes
+from metis_papers.reproduce import _show
 from metis_papers.study import Report
 from metis_papers.table1 import GRID
 from metis_papers.words import markdown_table
-from tests.command import Metis, assert_refused
 
 
 @pytest.mark.timeout(900)  # a minute or two of one core, but others may want it too
@@ -143,7 +150,7 @@ def test_real_data_that_is_not_there_is_named_with_how_to_get_it(
 
 
 def test_the_examples_of_the_page_about_it_run(metis: Metis) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
     for line in block.splitlines():
@@ -152,7 +159,7 @@ def test_the_examples_of_the_page_about_it_run(metis: Metis) -> None:
 
 
 def test_the_page_about_it_names_everything_there_is(metis: Metis) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
     shown = metis("reproduce", "--help").out
     for name in STUDIES:
@@ -169,8 +176,8 @@ def test_tables_too_wide_for_a_terminal_are_folded_there_and_nowhere_else(
     narrow = markdown_table(("a", "b"), [("1", "2")])
     paper = io.StringIO()
     terminal = Console(file=paper, width=30, force_terminal=is_terminal, color_system=None)
-    for module in ("reproduce", "common"):
-        monkeypatch.setattr(f"metis.cli.{module}.console", terminal)
+    for module in ("metis_papers.reproduce", "metis.cli.common"):
+        monkeypatch.setattr(f"{module}.console", terminal)
 
     _show(Report(f"## Title\n\n{wide}\nand\n{wider}\nand\n{narrow}", (Path("page.md"),)))
 
@@ -180,3 +187,27 @@ def test_tables_too_wide_for_a_terminal_are_folded_there_and_nowhere_else(
     assert "sync [dvw]" in said
     assert "+0.1" in said
     assert ("(1 lines, too wide for this terminal: see page.md)" in said) is is_terminal
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("table1", "--report-only", "--out", "."), ("tabel1",), ("table1", "--rows", "powerlaw-4")],
+)
+def test_where_nothing_is_installed_the_package_is_the_verb(
+    arguments: tuple[str, ...], metis: Metis, tmp_path: Path
+) -> None:
+    # Without site-packages nothing has an entry point; what Metis needs is found by its path.
+    paths = [str(Path(module.__file__ or "").parents[1]) for module in (cli, typer, numpy)]
+    paths[0] = str(Path(paths[0]).parent)
+    paths.append(str(Path(papers_verb.__file__).parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "metis_papers", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    said = metis("reproduce", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (said.code, said.out, said.err)

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from papers.tests.made_up import outcome, put
 
 from metis.core.errors import RunError
+from metis.runtime.journal import Listener, Record, read_journal
+from metis.store.claim import claimed
 from metis_papers import sstc, table1
 from metis_papers.cells import Cell, Horizon, Setting
 from metis_papers.outcome import FILE, as_text, read_outcome
 from metis_papers.study import Choice
 from metis_papers.work import countdown, make, run_cell
-from metis.runtime.journal import Listener, Record, read_journal
-from metis.store.claim import claimed
-from papers.tests.made_up import outcome, put
 
 
 def cell(out: Path, rounds: int) -> Cell:
@@ -55,7 +55,7 @@ def test_a_cell_whose_command_is_killed_stops_and_leaves_what_can_be_taken_up(
             sys.executable,
             "-c",
             "import subprocess, sys, time\n"
-            "command = [sys.executable, '-m', 'metis_papers', sys.argv[1]]\n"
+            "command = [sys.executable, '-m', 'metis_papers.cell_process', sys.argv[1]]\n"
             "made = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)\n"
             "made.communicate(sys.argv[2].encode())",
             str(directory),

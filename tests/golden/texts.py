@@ -69,7 +69,7 @@ def verbs() -> list[list[str]]:
     """Return every command as it is typed, the program itself first."""
     import typer
 
-    from metis.cli import app
+    from metis.cli import command_line
 
     found: list[list[str]] = [[]]
 
@@ -78,7 +78,7 @@ def verbs() -> list[list[str]]:
             found.append([*typed, name])
             walk(inner, [*typed, name])
 
-    walk(typer.main.get_command(app), [])
+    walk(typer.main.get_command(command_line()), [])
     return found
 
 

@@ -51,7 +51,7 @@ class Setting:
     device: str = "cpu"
     precision: str | None = None  # instead of the default
     jobs: int = 1
-    mps: bool = False  # cells compute at once on a GPU, see `experiments.mps`
+    mps: bool = False  # cells compute at once on a GPU, see `metis_papers.mps`
     seeds: tuple[int, ...] = (paper.SEED,)
     rounds: int | None = None  # instead of the scale's
     seconds: float | None = None

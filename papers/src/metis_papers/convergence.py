@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from metis.report.steps import Floats, running_mean, together, values_at
 from metis_papers.outcome import Outcome
 from metis_papers.pictures import GROUPS, LOOKS, new_figure, plain, write_figure
 from metis_papers.words import TITLES
-from metis.report.steps import Floats, running_mean, together, values_at
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

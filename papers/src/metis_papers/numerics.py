@@ -23,9 +23,9 @@ from typing import Any
 
 from metis import paper
 from metis.config import Config
+from metis.runtime.journal import Record
 from metis_papers.cells import Domain, Horizon, Setting, federated_cell
 from metis_papers.generated import generated_file
-from metis.runtime.journal import Record
 
 FILE = Path(__file__).with_name("twins.json")
 #: Two processors round differently; in a twin that makes numbers differ by less than this.

@@ -21,13 +21,13 @@ from metis.config import Config, dump, load
 from metis.core.errors import RunError
 from metis.core.local_run import Progress
 from metis.core.triggers import ValidationCycle
-from metis_papers.cells import Cell
-from metis_papers.numerics import numerics_of
 from metis.report.summary import Tally
 from metis.runtime.compose import recipe_of
 from metis.runtime.files import CONFIG, JOURNAL
 from metis.runtime.journal import Record, read_journal
 from metis.store.atomic import partial, put_in_place
+from metis_papers.cells import Cell
+from metis_papers.numerics import numerics_of
 
 FILE = "cell.json"
 FIRST_CYCLES = 20  # the paper's Figure 4 shows so many of each learner

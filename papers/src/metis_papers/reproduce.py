@@ -20,14 +20,16 @@ from metis.cli.runs import note
 from metis.core.errors import ConfigError, Interrupted, MetisError, RunError, unknown
 
 if TYPE_CHECKING:
+    from metis.runtime.journal import Listener
     from metis_papers.cells import Cell, Setting
     from metis_papers.study import Choice, Report, Study
     from metis_papers.work import Watch
-    from metis.runtime.journal import Listener
 
-commands = typer.Typer()
+commands = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
 
-#: As in `experiments.catalogue`, which is not imported before it is needed.
+#: As in `metis_papers.catalogue`, which is not imported before it is needed.
 WHAT = (
     "table1|table2|table3|fig2|fig3|fig4|fig5|fig6|fig7|fig8|fig9|cost|sstc|validation-size|"
     "update-frequency|wrong-labels|beliefs|table1-by-class|check|all"

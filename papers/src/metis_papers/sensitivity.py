@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from metis.report.plots import COLOURS
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting, federated_cell
 from metis_papers.outcome import Outcome, read_outcomes
@@ -25,7 +26,6 @@ from metis_papers.words import (
     score,
     write_page,
 )
-from metis.report.plots import COLOURS
 
 CLUSTER = "heterogeneous"
 ROW = "powerlaw-3"  # if no other is asked for

@@ -18,6 +18,7 @@ from typing import Any
 
 from metis.config import load
 from metis.data.sources import SOURCES, cache_directory
+from metis.report.plots import COLOURS
 from metis_papers.cells import Cell, Horizon, Setting, seeded
 from metis_papers.generated import NUM_OWNERS, generated_file
 from metis_papers.outcome import Outcome, read_outcomes
@@ -26,7 +27,6 @@ from metis_papers.published import SSTC_ACCURACY
 from metis_papers.sstc_kernels import SHARES, gains, in_words, look
 from metis_papers.study import Choice, Report, Study, chosen
 from metis_papers.words import made_with, markdown_table, paired, score, write_page
-from metis.report.plots import COLOURS
 
 NAME, CLUSTER = "sstc", "writers"
 DATA = {"mnist_by_writer": 539, "femnist": 3400}  # and its writers

@@ -19,13 +19,13 @@ from metis.codecs.sizes import paper_gain, paper_sstc_ratio, sstc_pays
 from metis.config import load
 from metis.core.errors import RunError
 from metis.core.types import Layout, Vector
+from metis.report.kernels import compared, kept_updates
+from metis.runtime.files import CONFIG, FINAL, INITIAL
+from metis.store.weights import file_layout, read_safetensors
 from metis_papers.outcome import Outcome
 from metis_papers.pictures import write_figure
 from metis_papers.published import SSTC_CONVOLUTIONS_SMALLER
 from metis_papers.words import markdown_table
-from metis.report.kernels import compared, kept_updates
-from metis.runtime.files import CONFIG, FINAL, INITIAL
-from metis.store.weights import file_layout, read_safetensors
 
 SPARSITY, SHARE = 0.01, 0.125
 SPARSITY_OF_FIGURE_1 = 0.001

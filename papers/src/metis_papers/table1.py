@@ -37,7 +37,7 @@ GRID = Grid(
     },
     horizons={"homogeneous": Horizon(rounds=200), "heterogeneous": Horizon(seconds=14_000.0)},
     smoke_row="powerlaw-3",
-    # The other reading of the paper's power law, size_k ~ 1.5^-k; see docs/reproduce.md.
+    # The other reading of the paper's power law, size_k ~ 1.5^-k; see papers/README.md.
     more_rows=("geometric-iid", "geometric-5", "geometric-3"),
 )
 

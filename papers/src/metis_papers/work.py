@@ -21,6 +21,9 @@ from pathlib import Path
 
 from metis.config import load
 from metis.core.errors import Interrupted, MetisError, RunError
+from metis.report.follow import Follower
+from metis.runtime.files import CONFIG, JOURNAL
+from metis.runtime.journal import Listener, Record
 from metis_papers.cells import Cell, Setting
 from metis_papers.mps import computing_at_once
 from metis_papers.outcome import (
@@ -30,9 +33,6 @@ from metis_papers.outcome import (
     read_outcome,
     write_outcome,
 )
-from metis.report.follow import Follower
-from metis.runtime.files import CONFIG, JOURNAL
-from metis.runtime.journal import Listener, Record
 
 LOG = "log.txt"  # what a process of its own said
 INTERRUPTED = 130  # exit status
@@ -230,7 +230,7 @@ def _in_own_process(
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOG).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "metis_papers", str(directory)],
+            [sys.executable, "-m", "metis_papers.cell_process", str(directory)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

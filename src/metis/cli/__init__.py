@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from metis.cli import certs, codec, data, live, model, reproduce, runs, settings
+from metis.cli import certs, codec, data, live, model, papers, runs, settings
 from metis.cli.common import complain
 from metis.core.errors import Interrupted, MetisError
-
-app = typer.Typer(
-    name="metis",
-    help="Federated learning for learners that differ in data and speed.",
-    epilog="First steps:  metis run   |   metis compare   |   metis config > fed.toml",
-    no_args_is_help=True,
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-# Verbs of the first level keep the order of their files; each group has a word of its own.
-app.registered_commands += runs.commands.registered_commands
-app.registered_commands += live.commands.registered_commands
-app.registered_commands += reproduce.commands.registered_commands
-app.registered_commands += settings.commands.registered_commands
-app.add_typer(data.commands, name="data")
-app.add_typer(model.commands, name="model")
-app.add_typer(codec.commands, name="codec")
-app.add_typer(certs.commands, name="certs")
 
 #: What may be missing because it is not needed by all, and which extra brings it.
 EXTRAS = {
@@ -44,8 +25,13 @@ EXTRAS = {
 
 def main() -> None:
     """Run the command line. A MetisError is a message and exit code 2, never a traceback."""
+    run(command_line())
+
+
+def run(commands: typer.Typer) -> None:
+    """Run a command line; another distribution's ends in the same messages and exit codes."""
     try:
-        app()
+        commands()
     except MetisError as error:
         if isinstance(error, Interrupted):
             complain("[yellow]stopped:[/] ", str(error))
@@ -61,7 +47,34 @@ def main() -> None:
         sys.exit(2)
 
 
-@app.callback()
+def command_line() -> typer.Typer:
+    """Return all verbs.
+
+    Built when it is needed, not on import: another distribution's verbs import this package.
+    """
+    app = typer.Typer(
+        name="metis",
+        help="Federated learning for learners that differ in data and speed.",
+        epilog="First steps:  metis run   |   metis compare   |   metis config > fed.toml",
+        no_args_is_help=True,
+        invoke_without_command=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(version)
+    # Verbs of the first level keep the order of their files; each group has a word of its own.
+    app.registered_commands += runs.commands.registered_commands
+    app.registered_commands += live.commands.registered_commands
+    app.registered_commands += papers.verbs(entry_points(group=papers.GROUP)).registered_commands
+    app.registered_commands += settings.commands.registered_commands
+    app.add_typer(data.commands, name="data")
+    app.add_typer(model.commands, name="model")
+    app.add_typer(codec.commands, name="codec")
+    app.add_typer(certs.commands, name="certs")
+    return app
+
+
 def version(
     show: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True)
