@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from papers.tests.made_up import outcome
 
+from metis.report.style import LOOKS
 from metis_papers import convergence
 from metis_papers.outcome import Outcome
-from metis_papers.pictures import LOOKS
 from metis_papers.words import TITLES
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from metis.core.errors import RunError
 from metis.core.recipes import POLICIES
-from metis.report import plots
+from metis.report import plots, style
 from metis.report.runs import Run, curve
 
 pytest.importorskip("matplotlib")
@@ -136,12 +136,12 @@ def test_tests_are_marked_where_there_are_few_and_the_end_is_none(run_of: RunOf)
     assert marked(200)[0][0] in ("None", None)
 
 
-def test_reports_and_experiments_draw_a_policy_alike(run_of: RunOf) -> None:
-    assert set(plots.LOOKS) == set(POLICIES)
-    assert len(set(plots.LOOKS.values())) == len(POLICIES)
-    assert {colour for colour, _ in plots.LOOKS.values()} <= set(plots.COLOURS)
+def test_reports_and_papers_draw_a_policy_alike(run_of: RunOf) -> None:
+    assert set(style.LOOKS) == set(POLICIES)
+    assert len(set(style.LOOKS.values())) == len(POLICIES)
+    assert {colour for colour, _ in style.LOOKS.values()} <= set(style.COLOURS)
     figure: Any = plots.accuracy_over_time([run_of("async-dvw", seconds=5)])
-    assert colours(figure) == {"async-dvw": plots.LOOKS["async-dvw"][0]}
+    assert colours(figure) == {"async-dvw": style.LOOKS["async-dvw"][0]}
 
 
 def test_a_policy_keeps_its_colour_whoever_is_beside_it(run_of: RunOf) -> None:

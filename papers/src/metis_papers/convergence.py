@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from metis.report.steps import Floats, running_mean, together, values_at
+from metis.report.style import GREY, LOOKS, group_colours, new_figure, plain, write_figure
 from metis_papers.outcome import Outcome
-from metis_papers.pictures import GROUPS, LOOKS, new_figure, plain, write_figure
 from metis_papers.words import TITLES
 
 if TYPE_CHECKING:
@@ -152,10 +152,11 @@ def _inset(axes: Axes, one: Outcome) -> None:
             inset.bar(places, held[:, label], 0.85, below, color=colormaps["tab20"](label))
             below += held[:, label]
     else:
-        inset.bar(places, held.sum(axis=1), 0.85, color="#777777")
+        inset.bar(places, held.sum(axis=1), 0.85, color=GREY)
     inset.set_xticks(places, [each["group"][0] for each in learners], fontsize=5)
+    colours = group_colours(each["group"] for each in one.learners)
     for text, each in zip(inset.get_xticklabels(), learners, strict=True):
-        text.set_color(GROUPS.get(each["group"], "black"))
+        text.set_color(colours[each["group"]])
     inset.tick_params(labelsize=5, length=1.5, pad=1)
     inset.spines[["top", "right"]].set_visible(False)
     inset.set_title("examples by learner", fontsize=6, loc="left", pad=2)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from metis.report.steps import together
+from metis.report.style import LOOKS, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.outcome import Outcome, read_outcomes
-from metis_papers.pictures import LOOKS, new_figure, plain, write_figure
 from metis_papers.study import Choice, Grid, Report, Study, chosen
 from metis_papers.words import TITLES, made_with, markdown_table, score, write_page
 

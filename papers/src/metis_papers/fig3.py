@@ -5,10 +5,10 @@ The paper draws it with thresholds of its own: tombstones 4 and 1, losses 0 % an
 
 from __future__ import annotations
 
+from metis.report.style import group_colours, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting, federated_cell
 from metis_papers.outcome import read_outcomes
-from metis_papers.pictures import GROUPS, new_figure, plain, write_figure
 from metis_papers.study import Choice, Report, Study
 from metis_papers.words import costs_table, made_with, write_page
 
@@ -40,11 +40,12 @@ def report(setting: Setting, choice: Choice) -> Report:
     if not found:
         return write_page(setting.out, name, "## Figure 3\n\nIts cell is missing.\n")
     cycles = found[0].cycles
+    colours = group_colours((*(each["group"] for each in found[0].learners), *cycles))
     figure = new_figure(5 * len(cycles), 3.6)
     panels = figure.subplots(1, len(cycles), squeeze=False).ravel()
     for axes, (group, one) in zip(panels, cycles.items(), strict=True):
         losses, offers = one["losses"], one["offers"]
-        axes.plot(range(1, len(losses) + 1), losses, color=GROUPS.get(group), lw=1.2)
+        axes.plot(range(1, len(losses) + 1), losses, color=colours[group], lw=1.2)
         axes.vlines(offers, 0, 1, transform=axes.get_xaxis_transform(), color="#bbbbbb", lw=0.8)
         marks = [losses[epoch - 1] for epoch in offers]
         axes.plot(offers, marks, "o", color="#555555", ms=4, label="offers its model")

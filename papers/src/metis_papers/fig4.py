@@ -9,11 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from metis.report.style import group_colours, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.fig3 import CLUSTER, POLICY, ROW
 from metis_papers.outcome import FIRST_CYCLES, read_outcomes
-from metis_papers.pictures import GROUPS, new_figure, plain, write_figure
 from metis_papers.study import Choice, Report, Study
 from metis_papers.words import made_with, markdown_table, write_page
 
@@ -33,6 +33,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         what = "does not tell of staleness at the trigger: make it again" if found else "is missing"
         return write_page(setting.out, name, f"## Figure 4\n\nIts cell {what}.\n")
     one = there[0]
+    colours = group_colours((*(each["group"] for each in one.learners), *one.trigger_staleness))
     figure = new_figure(5 * len(one.trigger_staleness), 3.6)
     panels = figure.subplots(1, len(one.trigger_staleness), squeeze=False).ravel()
     lines = []
@@ -40,7 +41,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         first = stale["first"]
         spread = statistics.stdev(first) if len(first) > 1 else 0.0
         numbers = (statistics.median(first), statistics.mean(first), spread)
-        axes.hist(first, bins=20, color=GROUPS.get(group), alpha=0.8)
+        axes.hist(first, bins=20, color=colours[group], alpha=0.8)
         axes.axvline(numbers[0], color="black", lw=1, label=f"median (C3) {numbers[0]:,.0f}")
         plain(axes, "effective staleness at the trigger (mini-batches)", "cycles")
         axes.set_title(f"{group} learners", loc="left", fontsize=10)

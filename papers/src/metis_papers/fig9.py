@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from metis.report.style import LOOKS, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.outcome import Outcome, read_outcomes
-from metis_papers.pictures import LOOKS, new_figure, plain, write_figure
 from metis_papers.study import Choice, Report, Study, chosen
 from metis_papers.words import TITLES, made_with, markdown_table, write_page
 

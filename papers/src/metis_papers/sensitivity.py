@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from metis.report.plots import COLOURS
+from metis.report.style import COLOURS, GREY, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting, federated_cell
 from metis_papers.outcome import Outcome, read_outcomes
-from metis_papers.pictures import new_figure, plain, write_figure
 from metis_papers.study import Choice, Grid, Report, chosen
 from metis_papers.words import (
     costs_table,
@@ -175,9 +174,9 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
                 axes.vlines(list(there), [*low], [*high], color=colour, lw=1.5)
         beside = varied.scores(found, "")
         if beside:
-            axes.axhspan(min(beside), max(beside), color="#777777", alpha=0.12, lw=0)
+            axes.axhspan(min(beside), max(beside), color=GREY, alpha=0.12, lw=0)
             label = varied.beside_in_words
-            axes.axhline(fmean(beside), color="#777777", linestyle=":", label=label)
+            axes.axhline(fmean(beside), color=GREY, linestyle=":", label=label)
         plain(axes, varied.setting, "test accuracy")
         if 0 not in ticks:
             axes.set_xscale("log")

@@ -18,11 +18,10 @@ from typing import Any
 
 from metis.config import load
 from metis.data.sources import SOURCES, cache_directory
-from metis.report.plots import COLOURS
+from metis.report.style import COLOURS, new_figure, plain, write_figure
 from metis_papers.cells import Cell, Horizon, Setting, seeded
 from metis_papers.generated import NUM_OWNERS, generated_file
 from metis_papers.outcome import Outcome, read_outcomes
-from metis_papers.pictures import new_figure, plain, write_figure
 from metis_papers.published import SSTC_ACCURACY
 from metis_papers.sstc_kernels import SHARES, gains, in_words, look
 from metis_papers.study import Choice, Report, Study, chosen

@@ -20,10 +20,10 @@ from metis.config import load
 from metis.core.errors import RunError
 from metis.core.types import Layout, Vector
 from metis.report.kernels import compared, kept_updates
+from metis.report.style import write_figure
 from metis.runtime.files import CONFIG, FINAL, INITIAL
 from metis.store.weights import file_layout, read_safetensors
 from metis_papers.outcome import Outcome
-from metis_papers.pictures import write_figure
 from metis_papers.published import SSTC_CONVOLUTIONS_SMALLER
 from metis_papers.words import markdown_table
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from metis.report.style import LOOKS
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.outcome import Outcome
-from metis_papers.pictures import LOOKS
 from metis_papers.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
 from metis_papers.study import Choice, Report, Study
 from metis_papers.words import TITLES, markdown_table, score

@@ -18,10 +18,10 @@ from statistics import fmean
 from typing import Any
 
 from metis.data.partition import deal
+from metis.report.style import LOOKS
 from metis_papers import table1
 from metis_papers.cells import LEARNERS, Cell, Setting
 from metis_papers.outcome import Outcome
-from metis_papers.pictures import LOOKS
 from metis_papers.sensitivity import (
     Panel,
     Plan,

@@ -1,7 +1,6 @@
 """Pictures of what an update says of a convolution: a column for each kernel, a row for each cell.
 
-A layer is a plain array of that shape, so that nothing here knows of codecs. As in `plots`, figures
-are made without pyplot.
+A layer is a plain array of that shape, so that nothing here knows of codecs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.errors import RunError
+from metis.report.style import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 Matrix = NDArray[np.float32]
 
 #: What shrinks, what stays in a kernel that is touched, what grows. Untouched kernels are white.
-_SHRINKS, _STAYS, _GROWS = "#0072B2", "#d0d0d0", "#D55E00"
+_SHRINKS, _STAYS, _GROWS = COLOURS[0], "#d0d0d0", COLOURS[5]
 
 _DPI = 150
 _PIXELS = 2  # that a column has, unless there are very many layers
@@ -62,19 +61,13 @@ def compared(change: Matrix, stc: Matrix, sstc: Matrix, title: str = "") -> Figu
 
 def _figure(shapes: Sequence[tuple[int, ...]]) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each matrix, wide enough to tell columns apart."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RunError(
-            "plots need matplotlib, which is not installed: pip install 'metis-fl[plot]'"
-        ) from None
     columns = max(min(kernels, _MAX_COLUMNS) for _, kernels in shapes)
     width = max(10.0, columns * _PIXELS / _DPI + _INCHES_BESIDE)
     heights = [min(2.2, max(0.5, 0.1 * cells)) for cells, _ in shapes]
     # A wide picture is looked at from further away: all in it grows, but not as fast.
     height = (sum(heights) + _INCHES_BETWEEN * (len(heights) + 1)) * _enlarged(width)
     dpi = min(_DPI, math.sqrt(_MAX_PIXELS / (width * height)))
-    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    figure = new_figure(width, height, dpi)
     panels = figure.subplots(len(shapes), 1, squeeze=False, height_ratios=heights)
     return figure, list(panels[:, 0])
 

@@ -1,8 +1,4 @@
-"""Pictures of runs, as matplotlib figures; None where there is nothing to see.
-
-Figures are made without pyplot, so nothing global changes and nothing needs to be closed. A policy
-has the same colour in every picture.
-"""
+"""Pictures of runs, as matplotlib figures; None where there is nothing to see."""
 
 from __future__ import annotations
 
@@ -14,70 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metis.core.errors import RunError
 from metis.report.runs import Point, Run, Series, curve, mean, metric_name, series_of
 from metis.report.steps import Floats, together
+from metis.report.style import COLOURS, GREY, LINES, LOOKS, group_colours, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's palette, safe for the colour-blind, its yellow exchanged for an olive and its
-#: black for a grey because thin lines in yellow cannot be seen on white.
-COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#CC79A7",
-    "#D55E00",
-    "#999933",
-    "#555555",
-)
-_STYLES = ("-", "--", ":", "-.")
-#: Colour and line of each policy, in every figure of reports and experiments. The paper's six and
-#: their two controls have a colour each; rounds are dashed, controls dotted. The others take a
-#: colour once more, with another line.
-LOOKS = {
-    "sync-fedavg": ("#56B4E9", "--"),
-    "sync-dvw": ("#CC79A7", "--"),
-    "async-fedavg": ("#0072B2", "-"),
-    "fedasync": ("#009E73", "-"),
-    "async-dvw": ("#E69F00", "-"),
-    "async-dvw-adaptive": ("#D55E00", "-"),
-    "sync-uniform": ("#999933", ":"),
-    "async-uniform": ("#555555", ":"),
-    "semisync-fedavg": ("#56B4E9", "-."),
-    "semisync-dvw": ("#CC79A7", "-."),
-    "fedbuff": ("#009E73", "-."),
-    "fedprox": ("#0072B2", "-."),
-    "fedavgm": ("#999933", "-."),
-    "fedadam": ("#555555", "-."),
-}
-_GREY = "#777777"
-
 _FEW_POINTS = 20  # that are marked, since steps alone do not show well where tests were
 _FAR_APART = 20  # times: curves whose ends are further apart need a logarithmic axis
 _MAX_NAMES = 40  # rows of the holdings that still get a name
 _MAX_EPOCHS = 120  # of a learner's validation cycles
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RunError(
-            "plots need matplotlib, which is not installed: pip install 'metis-fl[plot]'"
-        ) from None
-    return Figure(figsize=(width, height), dpi=100, layout="constrained")
-
-
-def _plain(axes: Axes, x: str, y: str, grid: str = "both") -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=grid, color="#e4e4e4", linewidth=0.7)  # type: ignore[arg-type]
-    axes.set_axisbelow(True)
 
 
 def _looks(series: Sequence[Series]) -> list[tuple[str, str]]:
@@ -86,7 +30,7 @@ def _looks(series: Sequence[Series]) -> list[tuple[str, str]]:
     A policy has its own; a second series of the same policy, or of an unknown one, takes the first
     look that is still free.
     """
-    every = [(colour, style) for style in _STYLES for colour in COLOURS]
+    every = [(colour, style) for style in LINES for colour in COLOURS]
     own = dict(LOOKS)
     free = [look for look in every if look not in {own.get(one.policy) for one in series}]
     looks: list[tuple[str, str]] = []
@@ -119,7 +63,7 @@ def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label
     A score holds from its test to the next, so lines are steps and seeds are averaged as steps.
     """
     series = series_of(runs)
-    figure = _figure(8, 4.4)
+    figure = new_figure(8, 4.4)
     axes = figure.add_subplot()
     ends: list[float] = []
     for one, (colour, style) in zip(series, _looks(series), strict=True):
@@ -144,7 +88,7 @@ def _accuracy_over(runs: Sequence[Run], where: Callable[[Point], float], x_label
         )
         if len(lines) > 1:
             axes.fill_between(x, low, high, step="post", color=colour, alpha=0.18, linewidth=0)
-    _plain(axes, x_label, f"test {metric_name(runs)}")
+    plain(axes, x_label, f"test {metric_name(runs)}")
     if ends and max(ends) > _FAR_APART * min(ends):  # as compressed and other updates are
         axes.set_xscale("log")
     else:
@@ -196,7 +140,7 @@ def requests_and_models(runs: Sequence[Run]) -> Figure | None:
     series = series_of(runs)
     if not any(run.summary["update_requests"] for run in runs):
         return None
-    figure = _figure(8, 1.6 + 0.42 * len(series))
+    figure = new_figure(8, 1.6 + 0.42 * len(series))
     left, right = figure.subplots(1, 2, sharey=True)
     for row, (one, (colour, _)) in enumerate(zip(series, _looks(series), strict=True)):
         requests, models = one.values("update_requests"), one.values("models_exchanged")
@@ -204,8 +148,8 @@ def requests_and_models(runs: Sequence[Run]) -> Figure | None:
         _bar(left, row, requests, colour)
         _bar(right, row, models, colour)
         right.barh(row, judged, 0.7, mean(models) - judged, color="white", alpha=0.45, hatch="///")
-    _plain(left, "update requests", "", grid="x")
-    _plain(right, "models exchanged (hatched: to judges)", "", grid="x")
+    plain(left, "update requests", "", grid="x")
+    plain(right, "models exchanged (hatched: to judges)", "", grid="x")
     left.set_yticks(range(len(series)), [one.label for one in series])
     left.invert_yaxis()
     for axes in (left, right):
@@ -248,7 +192,7 @@ def holdings(run: Run) -> Figure | None:
     if not learners:
         return None
     named = len(learners) <= _MAX_NAMES
-    figure = _figure(8, min(1.6 + 0.27 * len(learners), 6))
+    figure = new_figure(8, min(1.6 + 0.27 * len(learners), 6))
     panels: list[Axes] = []
     if any(one["holdings"] for one in learners):
         panels = list(figure.subplots(1, 2, sharey=True, width_ratios=(3, 1)))
@@ -270,7 +214,7 @@ def holdings(run: Run) -> Figure | None:
             for axes in panels:
                 axes.axhline(first - 0.5, color="black", linewidth=1)
         first += len(held)
-    _plain(panels[-1], "examples held", "", grid="x")
+    plain(panels[-1], "examples held", "", grid="x")
     panels[-1].xaxis.set_major_formatter(_thousands())
     panels[-1].xaxis.set_major_locator(_few_ticks())
     panels[0].set_ylim(len(learners) - 0.5, -0.5)
@@ -311,9 +255,7 @@ def _cells(figure: Figure, axes: Axes, table: Any) -> None:
 
 
 def _group_colours(run: Run) -> dict[str, str]:
-    """Return the colour of each device class, in the order in which the run names them."""
-    groups = dict.fromkeys(one["group"] for one in run.learners)
-    return {group: COLOURS[place % len(COLOURS)] for place, group in enumerate(groups)}
+    return group_colours(one["group"] for one in run.learners)
 
 
 # ---- weights ----------------------------------------------------------------------------------
@@ -333,7 +275,7 @@ def weights_over_time(run: Run) -> Figure | None:
     if not members:
         return None
     colours = _group_colours(run)
-    figure = _figure(8, 3.8)
+    figure = new_figure(8, 3.8)
     panels = figure.subplots(1, len(members), squeeze=False, sharex=True, sharey=True).ravel()
     for axes, (group, learners) in zip(panels, members.items(), strict=True):
         named = len(learners) <= len(COLOURS)
@@ -344,7 +286,7 @@ def weights_over_time(run: Run) -> Figure | None:
         else:
             at, weight = zip(*(p for learner in learners for p in points[learner]), strict=True)
             axes.plot(at, weight, ".", color=colours[group], ms=3, alpha=0.4)
-        _plain(axes, "virtual time (s)", "weight $p_k$ of its update" if axes is panels[0] else "")
+        plain(axes, "virtual time (s)", "weight $p_k$ of its update" if axes is panels[0] else "")
         axes.xaxis.set_major_formatter(_thousands())
         axes.xaxis.set_major_locator(_few_ticks())
         axes.set_title(f"group {group} ({len(learners):,})", fontsize=10, loc="left")
@@ -372,28 +314,29 @@ def staleness(runs: Sequence[Run]) -> Figure | None:
     panels = [(one, groups) for one, groups in panels if groups]
     if not panels:
         return None
+    colours = group_colours(group for run in runs for group in _group_colours(run))
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = _figure(8, 0.6 + 2.7 * rows)
+    figure = new_figure(8, 0.6 + 2.7 * rows)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     for axes, (one, groups) in zip(grid, panels, strict=False):
         every = [value for values in groups.values() for value in values]
         edges = np.linspace(min(every), max(max(every), min(every) + 1), num=31)
-        for place, (group, values) in enumerate(groups.items()):
+        for group, values in groups.items():
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             # Shares, since a fast group makes so many more updates that it would hide the others.
             axes.hist(
                 values,
                 bins=edges,
                 weights=[100 / len(values)] * len(values),
-                color=COLOURS[place % len(COLOURS)],
+                color=colours[group],
                 alpha=0.6,
                 label=f"{group}: median {statistics.median(values):,.0f}, "
                 f"mean {mean(values):,.0f}, std {spread:,.0f}",
             )
-        _plain(axes, "effective staleness (mini-batches)", "% of a group's updates", grid="y")
+        plain(axes, "effective staleness (mini-batches)", "% of a group's updates", grid="y")
         axes.set_title(one.label, fontsize=10, loc="left")
         axes.margins(y=0.3)
         axes.legend(fontsize=8, frameon=False, loc="upper right")
@@ -437,7 +380,7 @@ def validation_cycles(run: Run) -> Figure | None:
             chosen[group] = max(best, learner, key=lambda name: len(requests[name]))
     if not chosen:
         return None
-    figure = _figure(8, 3.4)
+    figure = new_figure(8, 3.4)
     panels = figure.subplots(1, len(chosen), squeeze=False).ravel()
     for axes, (group, learner) in zip(panels, chosen.items(), strict=True):
         shown = losses[learner][:_MAX_EPOCHS]
@@ -449,13 +392,13 @@ def validation_cycles(run: Run) -> Figure | None:
         axes.plot(
             marks,
             [shown[epoch - 1] for epoch in marks],
-            color=_GREY,
+            color=GREY,
             marker="o",
             markersize=4,
             linestyle="none",
             label="offers its model",
         )
-        _plain(axes, "local epochs", "validation loss", grid="y")
+        plain(axes, "local epochs", "validation loss", grid="y")
         axes.set_title(f"{learner} ({group})", fontsize=10, loc="left")
         axes.legend(fontsize=8, frameon=False)
     return figure
