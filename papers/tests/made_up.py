@@ -7,10 +7,10 @@ from typing import Any
 
 from metis_papers.cells import Setting
 from metis_papers.numerics import numerics_of
-from metis_papers.outcome import Outcome, as_text
+from metis_papers.results import Result, as_text
 
 
-def outcome(policy: str, score: float, **values: Any) -> Outcome:
+def result(policy: str, score: float, **values: Any) -> Result:
     """A finished cell of Table I's heterogeneous half, unless told otherwise."""
     settings: dict[str, Any] = {
         "study": "table1",
@@ -60,12 +60,12 @@ def outcome(policy: str, score: float, **values: Any) -> Outcome:
     }
     if "curve" in values:
         settings["traffic"] = []  # of these tests nothing is known
-    return Outcome(**{**settings, **values})
+    return Result(**{**settings, **values})
 
 
-def put(out: Path, *outcomes: Outcome) -> Setting:
+def put(out: Path, *results: Result) -> Setting:
     """Have these cells lie in a folder."""
-    for number, one in enumerate(outcomes):
+    for number, one in enumerate(results):
         path = out / one.study / one.cluster / one.row / f"{one.policy}-{number}" / "cell.json"
         path.parent.mkdir(parents=True)
         path.write_text(as_text(one))

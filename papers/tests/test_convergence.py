@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from papers.tests.made_up import outcome
+from papers.tests.made_up import result
 
 from metis.report.style import LOOKS
 from metis_papers import convergence
-from metis_papers.outcome import Outcome
-from metis_papers.words import TITLES
+from metis_papers.results import Result
+from metis_papers.formatting import TITLES
 
 
-def many_tests(policy: str = "async-dvw", shift: float = 0.0, **values: Any) -> Outcome:
+def many_tests(policy: str = "async-dvw", shift: float = 0.0, **values: Any) -> Result:
     """A cell with 100 tests: the score is 0.5, and 0.7 from half of the time on."""
     times = np.linspace(0.0, 990.0, 100)
     curve = [[at, number, (0.5 if at < 500 else 0.7) + shift] for number, at in enumerate(times)]
-    return outcome(policy, 0.7, curve=curve, virtual_seconds=1_000.0, **values)
+    return result(policy, 0.7, curve=curve, virtual_seconds=1_000.0, **values)
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Draw, and return the figure instead of its file."""
 
-    def figure(*found: Outcome) -> Any:
+    def figure(*found: Result) -> Any:
         kept: list[Any] = []
 
         def keep(figure: Any, path: Path) -> Path:
@@ -47,7 +47,7 @@ def panels(figure: Any) -> list[Any]:
 
 def test_few_tests_are_drawn_as_steps_that_hold_until_the_next(drawn: Any) -> None:
     curve = [[0.0, 0, 0.1], [600.0, 1, 0.7]]
-    figure = drawn(outcome("fedasync", 0.7, curve=curve, virtual_seconds=1_000.0))
+    figure = drawn(result("fedasync", 0.7, curve=curve, virtual_seconds=1_000.0))
     (axes,) = panels(figure)
     (line,) = axes.get_lines()
 
@@ -74,7 +74,7 @@ def test_many_tests_are_a_mean_over_faint_steps(drawn: Any) -> None:
 def test_a_window_does_not_reach_across_the_start() -> None:
     """Early on it is a fifth of the time until then: 20 s after 100."""
     curve = [[10.0 * number, number, 0.0 if number < 9 else 1.0] for number in range(100)]
-    one = outcome("async-dvw", 1.0, curve=curve, virtual_seconds=1_000.0)
+    one = result("async-dvw", 1.0, curve=curve, virtual_seconds=1_000.0)
 
     found = convergence.smoothed(one, np.array([0.0, 10.0, 100.0]))
 
@@ -82,8 +82,8 @@ def test_a_window_does_not_reach_across_the_start() -> None:
 
 
 def test_seeds_are_averaged_by_the_value_in_force(drawn: Any) -> None:
-    first = outcome("fedasync", 1.0, curve=[[0, 0, 0.0], [100, 1, 1.0]], virtual_seconds=200.0)
-    second = outcome(
+    first = result("fedasync", 1.0, curve=[[0, 0, 0.0], [100, 1, 1.0]], virtual_seconds=200.0)
+    second = result(
         "fedasync", 0.5, curve=[[0, 0, 0.0], [150, 1, 0.5]], virtual_seconds=200.0, seed=7
     )
     (axes,) = panels(drawn(first, second))
@@ -98,9 +98,9 @@ def test_there_is_a_panel_for_each_row_that_was_tested_and_no_other(
     number: int, drawn: Any
 ) -> None:
     rows = [f"uniform-{number + 1}" for number in range(number)]
-    cells = [outcome("fedasync", 0.5, row=row) for row in rows]
+    cells = [result("fedasync", 0.5, row=row) for row in rows]
 
-    figure = drawn(*cells, outcome("fedasync", 0.0, row="skewed-3", curve=[]))
+    figure = drawn(*cells, result("fedasync", 0.0, row="skewed-3", curve=[]))
 
     assert [axes.get_title(loc="left") for axes in panels(figure)] == rows
     assert all(axes.get_visible() for axes in figure.axes)
@@ -132,8 +132,8 @@ def legend_of(figure: Any) -> Any:
 
 
 def test_an_axis_begins_below_what_comes_after_the_first_climb() -> None:
-    climbed = outcome("async-dvw", 0.9, curve=[[0.0, 0, 0.1], [600.0, 1, 0.7], [9e3, 2, 0.9]])
-    other = outcome("fedasync", 0.5, curve=[[0.0, 0, 0.1], [600.0, 2, 0.5]])
+    climbed = result("async-dvw", 0.9, curve=[[0.0, 0, 0.1], [600.0, 1, 0.7], [9e3, 2, 0.9]])
+    other = result("fedasync", 0.5, curve=[[0.0, 0, 0.1], [600.0, 2, 0.5]])
     margin = convergence.MARGIN
 
     assert convergence._limits([climbed]) == pytest.approx((0.7 - margin * 0.2, 0.9 + margin * 0.2))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from papers.tests.made_up import outcome, put
+from papers.tests.made_up import result, put
 
 from metis.core.errors import ConfigError, RunError
 from metis.learn.flat import layout_of
@@ -31,14 +31,14 @@ from metis_papers import (
 )
 from metis_papers.cells import Setting
 from metis_papers.check import FAILS, HOLDS, MISSING, TIE, findings
-from metis_papers.outcome import Outcome
+from metis_papers.results import Result
 from metis_papers.sstc_kernels import SHARES, gains, in_words, look, measures
 from metis_papers.study import Choice
-from metis_papers.words import beside, markdown_table, score, write_page
+from metis_papers.formatting import beside, markdown_table, score, write_page
 
 
-def verdicts(*outcomes: Outcome) -> dict[str, str]:
-    return {one.claim: one.verdict for one in findings(outcomes)}
+def verdicts(*results: Result) -> dict[str, str]:
+    return {one.claim: one.verdict for one in findings(results)}
 
 
 # ---- words -------------------------------------------------------------------------------------
@@ -79,9 +79,9 @@ def test_table_1_shows_ours_beside_the_published_and_names_what_is_missing(
 ) -> None:
     setting = put(
         tmp_path,
-        outcome("async-dvw-adaptive", 0.56),
-        outcome("async-dvw-adaptive", 0.58, seed=7),
-        outcome(
+        result("async-dvw-adaptive", 0.56),
+        result("async-dvw-adaptive", 0.58, seed=7),
+        result(
             "sync-dvw",
             0.62,
             cluster="homogeneous",
@@ -104,9 +104,9 @@ def test_table_1_shows_ours_beside_the_published_and_names_what_is_missing(
 def test_a_table_tells_the_last_tenth_and_how_far_each_is_from_its_rows_best(
     tmp_path: Path,
 ) -> None:
-    def cell(policy: str, seed: int, score: float, row: str = "powerlaw-3") -> Outcome:
+    def cell(policy: str, seed: int, score: float, row: str = "powerlaw-3") -> Result:
         curve = [[13_000.0, 1, score - 0.1], [14_000.0, 2, score + 0.1]]
-        return outcome(policy, score + 0.1, seed=seed, curve=curve, row=row)
+        return result(policy, score + 0.1, seed=seed, curve=curve, row=row)
 
     scores = {"async-dvw": (0.6, 0.8), "fedasync": (0.5, 0.4)}
     setting = put(
@@ -138,7 +138,7 @@ def test_a_table_tells_the_last_tenth_and_how_far_each_is_from_its_rows_best(
 
 
 def test_cells_of_a_shorter_horizon_are_not_compared(tmp_path: Path) -> None:
-    setting = put(tmp_path, outcome("fedasync", 0.3, horizon="1,400 s"))
+    setting = put(tmp_path, result("fedasync", 0.3, horizon="1,400 s"))
 
     text = table1.report(setting, Choice()).text
 
@@ -148,7 +148,7 @@ def test_cells_of_a_shorter_horizon_are_not_compared(tmp_path: Path) -> None:
 
 def test_other_data_never_stands_beside_the_papers_numbers(tmp_path: Path) -> None:
     mine = {"study": "table3-mnist_by_writer", "row": "uniform-iid", "dataset": "mnist_by_writer"}
-    setting = put(tmp_path, outcome("fedasync", 0.99, horizon="30,000 s", **mine))
+    setting = put(tmp_path, result("fedasync", 0.99, horizon="30,000 s", **mine))
 
     text = table3.report(setting, Choice(data="mnist_by_writer")).text
 
@@ -162,7 +162,7 @@ def test_by_class_with_other_data_has_files_of_its_own_and_no_published_numbers(
     mine = {"study": "table1-by-class-mnist", "dataset": "mnist"}
 
     found = table1_by_class.report(
-        put(tmp_path, outcome("sync-dvw", 0.5, **mine)), Choice(data="mnist")
+        put(tmp_path, result("sync-dvw", 0.5, **mine)), Choice(data="mnist")
     )
 
     assert "## Table I's power law on mnist, examples class by class" in found.text
@@ -179,13 +179,13 @@ def test_by_class_with_other_data_has_files_of_its_own_and_no_published_numbers(
 
 def test_orderings_that_hold_are_said_to_hold() -> None:
     found = verdicts(
-        outcome("sync-fedavg", 0.12),
-        outcome("sync-dvw", 0.35),
-        outcome("async-fedavg", 0.15),
-        outcome("fedasync", 0.42),
-        outcome("async-dvw", 0.565),
-        outcome("async-dvw-adaptive", 0.56),
-        outcome("async-uniform", 0.70),  # a control: it is told of, not competed with
+        result("sync-fedavg", 0.12),
+        result("sync-dvw", 0.35),
+        result("async-fedavg", 0.15),
+        result("fedasync", 0.42),
+        result("async-dvw", 0.565),
+        result("async-dvw-adaptive", 0.56),
+        result("async-uniform", 0.70),  # a control: it is told of, not competed with
     )
 
     assert found == {
@@ -197,12 +197,12 @@ def test_orderings_that_hold_are_said_to_hold() -> None:
 
 
 def test_orderings_that_fail_are_findings() -> None:
-    found = verdicts(outcome("sync-fedavg", 0.6), outcome("sync-dvw", 0.5))
+    found = verdicts(result("sync-fedavg", 0.6), result("sync-dvw", 0.5))
 
     assert found["SyncDVW >= SyncFedAvg"] == FAILS
     assert found["AsyncDVW(a) best, or within 0.01 of the best"] == MISSING
 
-    behind = verdicts(outcome("fedasync", 0.52), outcome("async-dvw-adaptive", 0.5))
+    behind = verdicts(result("fedasync", 0.52), result("async-dvw-adaptive", 0.5))
     assert behind["AsyncDVW(a) best, or within 0.01 of the best"] == FAILS
 
 
@@ -212,8 +212,8 @@ def test_a_finding_is_decided_by_the_last_tenth_and_tells_the_final_score() -> N
 
     (found, _) = findings(
         [
-            outcome("sync-fedavg", 0.61, curve=[[13_000.0, 0, 0.6], [14_000.0, 1, 0.61]]),
-            outcome("sync-dvw", 0.6, curve=unlucky),
+            result("sync-fedavg", 0.61, curve=[[13_000.0, 0, 0.6], [14_000.0, 1, 0.61]]),
+            result("sync-dvw", 0.6, curve=unlucky),
         ]
     )[:2]
 
@@ -228,15 +228,15 @@ def test_a_difference_of_one_seed_below_half_of_its_range_is_a_tie() -> None:
     shaken = [[13_000.0, 1, 0.5], [14_000.0, 2, 0.6]]
 
     def verdict(score: float) -> str:
-        calm = outcome("sync-fedavg", score, curve=[[13_000.0, 1, score], [14_000.0, 2, score]])
-        return findings([outcome("sync-dvw", 0.6, curve=shaken), calm])[0].verdict
+        calm = result("sync-fedavg", score, curve=[[13_000.0, 1, score], [14_000.0, 2, score]])
+        return findings([result("sync-dvw", 0.6, curve=shaken), calm])[0].verdict
 
     # Their mean is 0.55, half of the range 0.05.
     assert [verdict(score) for score in (0.49, 0.51, 0.59, 0.61)] == [HOLDS, TIE, TIE, FAILS]
 
 
 def test_noise_of_one_seed_is_said_to_be_of_so_many_tests() -> None:
-    (found, *_) = findings([outcome("sync-dvw", 0.6), outcome("sync-fedavg", 0.5)])
+    (found, *_) = findings([result("sync-dvw", 0.6), result("sync-fedavg", 0.5)])
 
     assert "one seed, noise 0.0000 of 1 and 1 tests" in found.why
 
@@ -244,7 +244,7 @@ def test_noise_of_one_seed_is_said_to_be_of_so_many_tests() -> None:
 def test_a_difference_of_several_seeds_below_two_standard_errors_is_a_tie() -> None:
     def verdict(*differences: float) -> str:
         cells = [
-            outcome(policy, 0.5 + more, seed=seed)
+            result(policy, 0.5 + more, seed=seed)
             for seed, difference in enumerate(differences)
             for policy, more in (("sync-dvw", difference), ("sync-fedavg", 0.0))
         ]
@@ -261,11 +261,11 @@ def test_a_tie_of_the_other_orderings_is_being_too_near_to_their_bound() -> None
     best = "AsyncDVW(a) best, or within 0.01 of the best"
     alike = "FedAvg and DVW within 0.02 of each other"
 
-    def cells(score: float, noise: float) -> list[Outcome]:
+    def cells(score: float, noise: float) -> list[Result]:
         curve = [[13_000.0, 1, score - noise], [14_000.0, 2, score + noise]]
         return [
-            outcome("async-dvw-adaptive", score, row="uniform-3", curve=curve),
-            outcome("async-dvw", 0.6, row="uniform-3", curve=[[13e3, 1, 0.6], [14e3, 2, 0.6]]),
+            result("async-dvw-adaptive", score, row="uniform-3", curve=curve),
+            result("async-dvw", 0.6, row="uniform-3", curve=[[13e3, 1, 0.6], [14e3, 2, 0.6]]),
         ]
 
     def found(score: float, noise: float) -> list[str]:
@@ -281,12 +281,12 @@ def test_a_tie_of_the_other_orderings_is_being_too_near_to_their_bound() -> None
 
 def test_the_worst_pair_decides_and_each_pair_has_seeds_of_its_own() -> None:
     claim = "AsyncDVW(a) best, or within 0.01 of the best"
-    adaptive = [outcome("async-dvw-adaptive", 0.5, seed=seed) for seed in (1, 2, 3)]
-    far = [outcome("fedasync", 0.6, seed=seed) for seed in (2, 3)]
+    adaptive = [result("async-dvw-adaptive", 0.5, seed=seed) for seed in (1, 2, 3)]
+    far = [result("fedasync", 0.6, seed=seed) for seed in (2, 3)]
 
     (found,) = (
         one
-        for one in findings([*adaptive, *far, outcome("async-dvw", 0.4, seed=1)])
+        for one in findings([*adaptive, *far, result("async-dvw", 0.4, seed=1)])
         if one.claim == claim
     )
 
@@ -309,7 +309,7 @@ command = "metis reproduce beliefs"
 def test_a_failure_is_not_explained_until_the_file_beside_the_results_says_why(
     tmp_path: Path,
 ) -> None:
-    setting = put(tmp_path, outcome("sync-fedavg", 0.6), outcome("sync-dvw", 0.5))
+    setting = put(tmp_path, result("sync-fedavg", 0.6), result("sync-dvw", 0.5))
 
     def told() -> list[str]:
         text = check.report(setting, Choice()).text
@@ -324,7 +324,7 @@ def test_a_failure_is_not_explained_until_the_file_beside_the_results_says_why(
 
 
 def test_an_explanation_of_what_does_not_fail_is_named(tmp_path: Path) -> None:
-    setting = put(tmp_path, outcome("sync-fedavg", 0.5), outcome("sync-dvw", 0.6))
+    setting = put(tmp_path, result("sync-fedavg", 0.5), result("sync-dvw", 0.6))
     (tmp_path / "explanations.toml").write_text(EXPLAINED)
 
     text = check.report(setting, Choice()).text
@@ -350,23 +350,23 @@ def test_a_file_of_explanations_that_is_wrong_is_refused(
     (tmp_path / "explanations.toml").write_text(text)
 
     with pytest.raises(ConfigError, match=words):
-        check.report(put(tmp_path, outcome("sync-dvw", 0.5)), Choice())
+        check.report(put(tmp_path, result("sync-dvw", 0.5)), Choice())
     assert not (tmp_path / "check.md").exists()
 
 
 def test_seeds_that_only_one_policy_has_decide_nothing() -> None:
-    mine = [outcome("sync-dvw", 0.6), outcome("sync-dvw", 0.1, seed=7)]
+    mine = [result("sync-dvw", 0.6), result("sync-dvw", 0.1, seed=7)]
 
-    (found, *_) = findings([*mine, outcome("sync-fedavg", 0.5)])
+    (found, *_) = findings([*mine, result("sync-fedavg", 0.5)])
     assert (found.verdict, found.why[:23]) == (HOLDS, "0.6000, 0.5000: +0.1000")
 
     (found, *_) = findings(
-        [*mine, outcome("sync-fedavg", 0.5), outcome("sync-fedavg", 0.3, seed=7)]
+        [*mine, result("sync-fedavg", 0.5), result("sync-fedavg", 0.3, seed=7)]
     )
     assert found.verdict == TIE  # 0.1 and -0.2
     assert "2 seeds" in found.why
 
-    (found, *_) = findings([*mine, outcome("sync-fedavg", 0.5, seed=8)])
+    (found, *_) = findings([*mine, result("sync-fedavg", 0.5, seed=8)])
     assert (found.verdict, found.why) == (
         MISSING,
         "no seed is there of all: sync-dvw, sync-fedavg",
@@ -377,7 +377,7 @@ def test_differences_of_several_seeds_are_paired_and_have_a_standard_error() -> 
     scores = {"sync-dvw": (0.5, 0.7, 0.9), "sync-fedavg": (0.4, 0.4, 0.7)}
     (found, *_) = findings(
         [
-            outcome(policy, score, seed=seed)
+            result(policy, score, seed=seed)
             for policy, of_seeds in scores.items()
             for seed, score in enumerate(of_seeds)
         ]
@@ -391,17 +391,17 @@ def test_a_gap_of_just_one_point_is_within_one_point() -> None:
     claim = "AsyncDVW(a) best, or within 0.01 of the best"
 
     assert 0.8372 - 0.8272 > 0.01
-    assert verdicts(outcome("async-dvw", 0.8372), outcome("async-dvw-adaptive", 0.8272))[claim] == (
+    assert verdicts(result("async-dvw", 0.8372), result("async-dvw-adaptive", 0.8272))[claim] == (
         HOLDS
     )
 
 
 def test_the_check_keeps_rows_that_are_not_the_papers_apart(tmp_path: Path) -> None:
-    ours = [outcome("sync-fedavg", 0.5), outcome("sync-dvw", 0.6)]
+    ours = [result("sync-fedavg", 0.5), result("sync-dvw", 0.6)]
     changed = [replace(one, study="table1-by-class") for one in ours]
     small = [replace(one, study="table1-fashion_mnist") for one in ours]
     setting = put(tmp_path, *ours, *changed, *small)
-    put(tmp_path / "smoke", outcome("sync-dvw", 0.1, row="powerlaw-5"))
+    put(tmp_path / "smoke", result("sync-dvw", 0.1, row="powerlaw-5"))
 
     text = check.report(setting, Choice()).text
 
@@ -417,7 +417,7 @@ def test_the_check_keeps_rows_that_are_not_the_papers_apart(tmp_path: Path) -> N
 
 
 def test_the_check_of_other_data_alone_says_that_the_papers_is_missing(tmp_path: Path) -> None:
-    setting = put(tmp_path, outcome("sync-dvw", 0.5, study="table1-mnist"))
+    setting = put(tmp_path, result("sync-dvw", 0.5, study="table1-mnist"))
 
     text = check.report(setting, Choice()).text
 
@@ -428,14 +428,14 @@ def test_the_check_of_other_data_alone_says_that_the_papers_is_missing(tmp_path:
 def test_policies_on_uniform_rows_must_be_alike_but_for_fedasync() -> None:
     claim = "FedAvg and DVW within 0.02 of each other"
     row = {"row": "uniform-3"}
-    alike = [outcome("async-fedavg", 0.75, **row), outcome("async-dvw", 0.74, **row)]
+    alike = [result("async-fedavg", 0.75, **row), result("async-dvw", 0.74, **row)]
 
-    assert verdicts(*alike, outcome("fedasync", 0.6, **row))[claim] == HOLDS
-    assert verdicts(*alike, outcome("sync-dvw", 0.7, **row))[claim] == FAILS
+    assert verdicts(*alike, result("fedasync", 0.6, **row))[claim] == HOLDS
+    assert verdicts(*alike, result("sync-dvw", 0.7, **row))[claim] == FAILS
 
 
 def test_cells_of_different_horizons_are_not_put_in_order() -> None:
-    found = verdicts(outcome("sync-fedavg", 0.6), outcome("sync-dvw", 0.5, horizon="1,400 s"))
+    found = verdicts(result("sync-fedavg", 0.6), result("sync-dvw", 0.5, horizon="1,400 s"))
 
     assert found["SyncDVW >= SyncFedAvg"] == MISSING
 
@@ -443,9 +443,9 @@ def test_cells_of_different_horizons_are_not_put_in_order() -> None:
 def test_the_check_says_what_scores_bring_over_equal_weights(tmp_path: Path) -> None:
     setting = put(
         tmp_path,
-        outcome("async-dvw", 0.55, curve=[[0.0, 0, 0.4]]),
-        outcome("async-uniform", 0.5, curve=[[0.0, 0, 0.45]]),
-        outcome("async-fedavg", 0.2, curve=[[0.0, 0, 0.25]]),
+        result("async-dvw", 0.55, curve=[[0.0, 0, 0.4]]),
+        result("async-uniform", 0.5, curve=[[0.0, 0, 0.45]]),
+        result("async-fedavg", 0.2, curve=[[0.0, 0, 0.25]]),
     )
 
     text = check.report(setting, Choice()).text
@@ -461,8 +461,8 @@ def test_the_check_says_what_scores_bring_over_equal_weights(tmp_path: Path) -> 
 def test_figure_9_counts_models_a_request(tmp_path: Path) -> None:
     setting = put(
         tmp_path,
-        outcome("async-dvw", 0.5),
-        outcome("fedasync", 0.4, models_exchanged=40, evaluation_models=0),
+        result("async-dvw", 0.5),
+        result("fedasync", 0.4, models_exchanged=40, evaluation_models=0),
     )
 
     text = fig9.report(setting, Choice()).text
@@ -488,10 +488,10 @@ def test_what_accuracy_costs_is_told_by_the_moment_it_was_reached_first(tmp_path
     steps = [0.1, 0.5, 0.7, 0.6, 0.8]
     curve = [[3_500.0 * at, at, value] for at, value in enumerate(steps)]
     traffic = [[10 * at, at * 10**9, 4 * at * 10**9, at * 10**6] for at in range(5)]
-    best = outcome("async-dvw", 0.8, curve=curve, traffic=traffic)
+    best = result("async-dvw", 0.8, curve=curve, traffic=traffic)
     # Never near the best, and of code that told updates and bytes alone; 5 million samples.
     early = [row[:3] for row in traffic]
-    poor = outcome("fedasync", 0.2, curve=[[at, v, 0.2] for at, v, _ in curve], traffic=early)
+    poor = result("fedasync", 0.2, curve=[[at, v, 0.2] for at, v, _ in curve], traffic=early)
 
     page = cost.report(put(tmp_path, best, poor), Choice()).text
 
@@ -505,11 +505,11 @@ def test_what_accuracy_costs_is_told_by_the_moment_it_was_reached_first(tmp_path
 
 
 def test_costs_of_several_seeds_are_their_mean_and_horizons_are_kept_apart(tmp_path: Path) -> None:
-    def run(seed: int, early: float, horizon: str = "14,000 s") -> Outcome:
+    def run(seed: int, early: float, horizon: str = "14,000 s") -> Result:
         curve = [[7_000.0, 1, early], [14_000.0, 2, 0.8]]
         traffic = [[10, 10**9, 10**9, 10**6], [20, 2 * 10**9, 2 * 10**9, 2 * 10**6]]
         more = {"curve": curve, "traffic": traffic, "horizon": horizon}
-        return outcome("async-dvw", 0.8, seed=seed, **more)
+        return result("async-dvw", 0.8, seed=seed, **more)
 
     cells = [run(1, 0.7), run(2, 0.1), run(3, 0.79, "1,400 s")]
     first, second = told_costs(cost.report(put(tmp_path, *cells), Choice()).text)
@@ -535,7 +535,7 @@ def test_costs_of_several_seeds_are_drawn_as_their_mean_where_all_of_them_were()
 def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
     curve = [[100.0 * at, at, score] for at, score in enumerate([0.0, 0.3, 0.6, 0.9])]
     late = [[time + 10_000.0, version, score] for time, version, score in curve]
-    one = outcome("async-dvw", 0.9, curve=late, traffic=[[0] * 4] * 4, virtual_seconds=10_000.0)
+    one = result("async-dvw", 0.9, curve=late, traffic=[[0] * 4] * 4, virtual_seconds=10_000.0)
 
     scores = [round(point.score, 9) for point in cost.spent_by(one)]
 
@@ -552,10 +552,10 @@ def test_scores_that_costs_are_told_by_are_means_over_a_while() -> None:
 def test_sizes_of_the_validation_set_are_compared_by_means_over_the_last_tenth(
     tmp_path: Path,
 ) -> None:
-    def cell(variant: str, score: float, seed: int = 1990) -> Outcome:
+    def cell(variant: str, score: float, seed: int = 1990) -> Result:
         late = [[13_000.0, 1, score - 0.1], [14_000.0, 2, score + 0.1]]
         more = {"study": "validation-size", "variant": variant, "seed": seed}
-        return outcome("async-dvw" if variant else "async-uniform", score, curve=late, **more)
+        return result("async-dvw" if variant else "async-uniform", score, curve=late, **more)
 
     setting = put(
         tmp_path,
@@ -585,7 +585,7 @@ def test_seeds_that_come_to_the_same_can_be_drawn(tmp_path: Path) -> None:
     """The mean of three times 0.1 is more than 0.1."""
     more = {"study": "update-frequency", "variant": "async-dvw-32epochs"}
     cells = [
-        outcome("async-dvw", 0.1, seed=seed, curve=[[9.0, 1, 0.1]], **more) for seed in (1, 2, 3)
+        result("async-dvw", 0.1, seed=seed, curve=[[9.0, 1, 0.1]], **more) for seed in (1, 2, 3)
     ]
 
     (_, picture) = update_frequency.report(put(tmp_path, *cells), Choice()).files
@@ -598,10 +598,10 @@ def test_local_epochs_are_compared_with_four_and_with_what_adaptive_learners_cho
 ) -> None:
     cycles = {"fast": {"cycles": 4, "epochs": 30, "by_loss": 3, "losses": [], "offers": []}}
 
-    def cell(variant: str, score: float, seed: int = 1990) -> Outcome:
+    def cell(variant: str, score: float, seed: int = 1990) -> Result:
         more = {"study": "update-frequency", "variant": variant, "seed": seed, "cycles": cycles}
         policy = variant.rpartition("-")[0] or "async-dvw-adaptive"
-        return outcome(policy, score, curve=[[14_000.0, 2, score]], **more)
+        return result(policy, score, curve=[[14_000.0, 2, score]], **more)
 
     setting = put(
         tmp_path,
@@ -638,10 +638,10 @@ def test_weightings_are_compared_where_as_many_learners_are_mistaken(tmp_path: P
         for (name, size), weight in zip(sizes.items(), (0.1, 0.7, 0.2, None), strict=True)
     ]
 
-    def cell(variant: str, score: float, seed: int = 1990, row: str = "powerlaw-iid") -> Outcome:
+    def cell(variant: str, score: float, seed: int = 1990, row: str = "powerlaw-iid") -> Result:
         more = {"study": "wrong-labels", "variant": variant, "seed": seed, "learners": learners}
         policy = variant.rpartition("wrong")[0][:-2]
-        return outcome(policy, score, row=row, curve=[[14_000.0, 2, score]], **more)
+        return result(policy, score, row=row, curve=[[14_000.0, 2, score]], **more)
 
     setting = put(
         tmp_path,
@@ -690,7 +690,7 @@ def test_a_study_without_cells_says_so(tmp_path: Path) -> None:
 
 
 def test_compressed_runs_are_compared_after_as_many_updates_as_the_shortest_has() -> None:
-    dense = outcome("sync-fedavg", 0.9, study="sstc", variant="dense")
+    dense = result("sync-fedavg", 0.9, study="sstc", variant="dense")
     stopped = replace(dense, variant="stc", curve=dense.curve[:2], traffic=dense.traffic[:2])
 
     curves = sstc.curves_of([dense, stopped])
@@ -699,9 +699,9 @@ def test_compressed_runs_are_compared_after_as_many_updates_as_the_shortest_has(
     assert curves["dense"][0][-1].updates == 10
 
 
-def compressed(variant: str, score: float, seed: int = 1990, **values: Any) -> Outcome:
+def compressed(variant: str, score: float, seed: int = 1990, **values: Any) -> Result:
     mine = {"study": "sstc", "row": "mnist_by_writer", "horizon": "50 rounds"}
-    return outcome("sync-fedavg", score, variant=variant, seed=seed, **{**mine, **values})
+    return result("sync-fedavg", score, variant=variant, seed=seed, **{**mine, **values})
 
 
 def test_compressed_runs_are_told_by_the_first_seed_and_their_spread_over_all(
@@ -846,7 +846,7 @@ def test_a_belief_stands_beside_our_table_at_the_same_round_and_the_papers_numbe
     tmp_path: Path,
 ) -> None:
     curve = [[10.0 * version, version, 0.1 * version] for version in range(7)]
-    table = outcome(
+    table = result(
         "sync-fedavg", 0.6, cluster="homogeneous", horizon="200 rounds", rounds=6, curve=curve
     )
     changed = replace(
@@ -876,7 +876,7 @@ def test_a_belief_with_a_horizon_in_seconds_stands_beside_our_table_at_the_same_
 ) -> None:
     curve = [[100.0 * number, 7 * number, 0.1 * number] for number in range(4)]
     curve += [[370.0, 26, 0.37], [400.0, 28, 0.4], [500.0, 35, 0.5]]
-    table = outcome("async-dvw", 0.6, horizon="14,000 s", virtual_seconds=14_000.0, curve=curve)
+    table = result("async-dvw", 0.6, horizon="14,000 s", virtual_seconds=14_000.0, curve=curve)
     changed = replace(
         table,
         study="beliefs",
@@ -899,9 +899,9 @@ def test_a_belief_with_a_horizon_in_seconds_stands_beside_our_table_at_the_same_
 def test_a_belief_tried_with_other_data_and_several_seeds_is_compared_in_the_same_seeds(
     tmp_path: Path,
 ) -> None:
-    def cell(study: str, variant: str, score: float, seed: int) -> Outcome:
+    def cell(study: str, variant: str, score: float, seed: int) -> Result:
         more = {"study": study, "variant": variant, "seed": seed, "dataset": "mnist"}
-        return outcome("async-dvw-adaptive", score, curve=[[13_900.0, 9, score]], **more)
+        return result("async-dvw-adaptive", score, curve=[[13_900.0, 9, score]], **more)
 
     setting = put(
         tmp_path,
@@ -935,8 +935,8 @@ def test_figures_3_and_4_of_other_data_have_files_of_their_own(tmp_path: Path) -
     mine = {"row": "uniform-iid", "cycles": cycles, "trigger_staleness": stale, "dataset": "mnist"}
     setting = put(
         tmp_path,
-        outcome("async-dvw-adaptive", 0.5, study="table1-mnist", **mine),
-        outcome("async-dvw-adaptive", 0.5, study="fig3-mnist", **mine),
+        result("async-dvw-adaptive", 0.5, study="table1-mnist", **mine),
+        result("async-dvw-adaptive", 0.5, study="fig3-mnist", **mine),
     )
 
     cycled = fig3.report(setting, Choice(data="mnist"))
@@ -963,7 +963,7 @@ def test_figure_4_is_of_staleness_at_the_trigger_as_c3_is(tmp_path: Path) -> Non
     learners = [
         {"learner": name, "group": "fast", "holdings": [1], "mean_weight": 1.0} for name in "ab"
     ]
-    one = outcome(
+    one = result(
         "async-dvw-adaptive",
         0.5,
         row="uniform-iid",
@@ -984,7 +984,7 @@ def test_figure_4_of_a_cell_that_knows_staleness_at_the_commit_alone_is_not_draw
     tmp_path: Path,
 ) -> None:
     stale = {"fast": {"first": [10, 30], "updates": 2, "median": 20, "mean": 20.0, "std": 14.1}}
-    one = outcome("async-dvw-adaptive", 0.5, row="uniform-iid", staleness=stale)
+    one = result("async-dvw-adaptive", 0.5, row="uniform-iid", staleness=stale)
 
     found = fig4.report(put(tmp_path, one), Choice())
 

@@ -15,10 +15,10 @@ from typing import Any
 from metis.core.errors import ConfigError
 from metis_papers import table1
 from metis_papers.cells import Cell, Horizon, Setting, federated_cell
-from metis_papers.outcome import LATE, Outcome, read_outcomes
+from metis_papers.results import LATE, Result, read_results
 from metis_papers.published import ACCURACY
 from metis_papers.study import Choice, Report, Study, chosen
-from metis_papers.words import (
+from metis_papers.formatting import (
     TITLES,
     costs_table,
     made_with,
@@ -152,10 +152,10 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 def report(setting: Setting, choice: Choice) -> Report:
     grid = table1.grid_of(choice.data, NAME)
     name = NAME + grid.suffix
-    found = read_outcomes(setting.out / name)
+    found = read_results(setting.out / name)
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
-    table = [one for one in read_outcomes(setting.out / grid.name) if one.scale == found[0].scale]
+    table = [one for one in read_results(setting.out / grid.name) if one.scale == found[0].scale]
     heads = (
         "changed",
         "row",
@@ -166,7 +166,7 @@ def report(setting: Setting, choice: Choice) -> Report:
         "difference",
         "paper, at its end",
     )
-    alike: dict[tuple[str, str, str, str], list[Outcome]] = {}
+    alike: dict[tuple[str, str, str, str], list[Result]] = {}
     for belief_name, belief in BELIEFS.items():
         for one in found:
             if one.variant == f"{one.policy}-{belief_name}":
@@ -186,7 +186,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return write_page(setting.out, name, "\n".join(parts))
 
 
-def _beside_our_table(seeds: Sequence[Outcome], table: Sequence[Outcome]) -> tuple[str, ...]:
+def _beside_our_table(seeds: Sequence[Result], table: Sequence[Result]) -> tuple[str, ...]:
     """Return the scores of some seeds, our table's then, the differences, the paper's."""
     ours = {one.seed: _late(one, one) for one in seeds}
     theirs = {one.seed: _late(like, one) for one in seeds for like in table if _alike(like, one)}
@@ -203,11 +203,11 @@ def _beside_our_table(seeds: Sequence[Outcome], table: Sequence[Outcome]) -> tup
     )
 
 
-def _is_timed(one: Outcome) -> bool:
+def _is_timed(one: Result) -> bool:
     return not one.horizon.endswith("rounds")
 
 
-def _late(one: Outcome, other: Outcome) -> float | None:
+def _late(one: Result, other: Result) -> float | None:
     """Return the mean of the last few scores up to where another one ended, if it came so far."""
     timed = _is_timed(other)
     end = other.virtual_seconds if timed else other.rounds
@@ -226,12 +226,12 @@ def _of_the_paper(row: str) -> str:
     return row.replace("geometric", "powerlaw")
 
 
-def _alike(table: Outcome, one: Outcome) -> bool:
+def _alike(table: Result, one: Result) -> bool:
     ours = (table.cluster, table.row, table.policy, table.seed)
     return ours == (one.cluster, _of_the_paper(one.row), one.policy, one.seed)
 
 
-def _published(one: Outcome) -> Sequence[float]:
+def _published(one: Result) -> Sequence[float]:
     if one.dataset != table1.GRID.domain.name:
         return []
     end = table1.GRID.horizons[one.cluster].in_words()

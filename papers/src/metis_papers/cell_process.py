@@ -14,7 +14,7 @@ from pathlib import Path
 from metis.config import load
 from metis.core.errors import Interrupted, MetisError
 from metis_papers.cells import cell_from_json
-from metis_papers.work import INTERRUPTED, run_cell
+from metis_papers.run_cells import INTERRUPTED, run_cell
 
 _LOOK_SECONDS = 0.5
 

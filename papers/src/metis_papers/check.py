@@ -14,9 +14,9 @@ from statistics import fmean, stdev
 
 from metis_papers.cells import Cell, Setting
 from metis_papers.explanations import FILE, Explanation, read_explanations
-from metis_papers.outcome import Outcome, read_outcomes
+from metis_papers.results import Result, read_results
 from metis_papers.study import Choice, Report, Study
-from metis_papers.words import CONTROLS, TITLES, markdown_table, paired, write_page
+from metis_papers.formatting import CONTROLS, TITLES, markdown_table, paired, write_page
 
 HOLDS, TIE, FAILS, MISSING = "holds", "tie", "FAILS", "missing"
 CLOSE = 0.01  # AsyncDVW(a) may be so far below the best
@@ -87,7 +87,7 @@ class Line:
     cluster: str
     row: str
     horizon: str
-    cells: dict[str, dict[int, Outcome]]
+    cells: dict[str, dict[int, Result]]
 
     def difference(self, one: str, other: str) -> Difference | None:
         """Compare two policies in the seeds that both have, if there are any."""
@@ -105,7 +105,7 @@ class Line:
         return Finding(self.study, self.cluster, self.row, self.horizon, claim, verdict, why)
 
 
-def _difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Difference:
+def _difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Difference:
     """Compare cells of the same seeds, in this order."""
     first, second = ([fmean(one.late_scores()) for one in cells] for cells in (ours, theirs))
     late = tuple(one - other for one, other in zip(first, second, strict=True))
@@ -124,9 +124,9 @@ def _difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Differenc
     return Difference(late, noise, words)
 
 
-def lines_of(found: Sequence[Outcome]) -> list[Line]:
+def lines_of(found: Sequence[Result]) -> list[Line]:
     """Put cells together that may be compared: one table, cluster, row, horizon and data."""
-    groups: dict[tuple[str, ...], dict[str, dict[int, Outcome]]] = {}
+    groups: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
     for one in found:
         if one.final_score is not None and one.curve:
             key = (one.study, one.cluster, one.row, one.horizon, one.dataset)
@@ -137,7 +137,7 @@ def lines_of(found: Sequence[Outcome]) -> list[Line]:
     ]
 
 
-def findings(found: Sequence[Outcome]) -> list[Finding]:
+def findings(found: Sequence[Result]) -> list[Finding]:
     """Return every ordering that the paper's tables show, for every row there is."""
     listed = []
     for line in lines_of(found):
@@ -204,7 +204,7 @@ def _of_all(
     return line.found(claim, verdicts[pair], f"{names}{number} {there[pair].words}")
 
 
-def controls(found: Sequence[Outcome]) -> str:
+def controls(found: Sequence[Result]) -> str:
     """Return what DVW's scores bring over equal weights, wherever both are there."""
     rows = []
     for line in lines_of(found):
@@ -229,7 +229,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    found = [one for folder in sorted(setting.out.glob("table*/")) for one in read_outcomes(folder)]
+    found = [one for folder in sorted(setting.out.glob("table*/")) for one in read_results(folder)]
     explained = read_explanations(setting.out / FILE)
     others = {
         study: words
@@ -249,7 +249,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return write_page(setting.out, "check", "\n".join(part for part in parts if part))
 
 
-def _listed(found: Sequence[Outcome], explained: Sequence[Explanation]) -> str:
+def _listed(found: Sequence[Result], explained: Sequence[Explanation]) -> str:
     listed = findings(found)
     counts = {v: sum(one.verdict == v for one in listed) for v in (HOLDS, TIE, FAILS, MISSING)}
     rows = [(one.verdict, one.where, one.claim, one.why) for one in listed]

@@ -12,8 +12,8 @@ import numpy as np
 
 from metis.report.steps import Floats, running_mean, together, values_at
 from metis.report.style import GREY, LOOKS, group_colours, new_figure, plain, write_figure
-from metis_papers.outcome import Outcome
-from metis_papers.words import TITLES
+from metis_papers.results import Result
+from metis_papers.formatting import TITLES
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -38,7 +38,7 @@ _MOMENTS = 600  # at which lines are computed: more than a panel has pixels to t
 _INSET = (1.03, 0.52, 0.24, 0.46)  # right of its panel, where there are no lines
 
 
-def draw_convergence(found: Sequence[Outcome], title: str, path: Path) -> Path:
+def draw_convergence(found: Sequence[Result], title: str, path: Path) -> Path:
     """Draw every policy of every row that was tested, and beside each panel who holds what."""
     tested = [one for one in found if one.curve]
     rows = list(dict.fromkeys(one.row for one in tested))
@@ -80,24 +80,24 @@ def _columns(panels: int) -> int:
     return 2 if panels in (2, 4) else max(min(panels, 3), 1)
 
 
-def steps_of(one: Outcome) -> tuple[Floats, Floats]:
+def steps_of(one: Result) -> tuple[Floats, Floats]:
     """Return a cell's scores as steps up to its end."""
     at = [*(point[0] for point in one.curve), one.virtual_seconds]
     scores = [*(point[2] for point in one.curve), one.curve[-1][2]]
     return np.array(at, dtype=float), np.array(scores, dtype=float)
 
 
-def smoothed(one: Outcome, moments: Floats) -> Floats:
+def smoothed(one: Result, moments: Floats) -> Floats:
     """Return running means of a cell's scores, each for as long as it was in force."""
     windows = np.minimum(WINDOW * one.virtual_seconds, EARLY * moments)
     return running_mean(*steps_of(one), moments, windows)
 
 
-def _many(one: Outcome) -> bool:
+def _many(one: Result) -> bool:
     return len(one.curve) >= MANY
 
 
-def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
+def _curves(axes: Axes, found: Sequence[Result]) -> None:
     for policy in dict.fromkeys(one.policy for one in found):
         mine = [one for one in found if one.policy == policy]
         colour, style = LOOKS[policy]
@@ -120,7 +120,7 @@ def _curves(axes: Axes, found: Sequence[Outcome]) -> None:
         line.set(drawstyle="default" if smooth else "steps-post", label=TITLES[policy])
 
 
-def _limits(found: Sequence[Outcome]) -> tuple[float, float] | None:
+def _limits(found: Sequence[Result]) -> tuple[float, float] | None:
     """Return where an axis begins and ends: the first climb would hide all that comes after it.
 
     Lines decide, not single scores: a dip of one model may leave the panel.
@@ -138,7 +138,7 @@ def _limits(found: Sequence[Outcome]) -> tuple[float, float] | None:
     return low - margin, high + margin
 
 
-def _inset(axes: Axes, one: Outcome) -> None:
+def _inset(axes: Axes, one: Result) -> None:
     """Draw the examples of each learner by class, largest first; learners' groups as labels."""
     inset = axes.inset_axes(_INSET)
     learners = sorted(one.learners, key=lambda each: -sum(each["holdings"]))

@@ -19,9 +19,9 @@ from metis.report.steps import together
 from metis.report.style import LOOKS, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
-from metis_papers.outcome import Outcome, read_outcomes
+from metis_papers.results import Result, read_results
 from metis_papers.study import Choice, Grid, Report, Study, chosen
-from metis_papers.words import TITLES, made_with, markdown_table, score, write_page
+from metis_papers.formatting import TITLES, made_with, markdown_table, score, write_page
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -62,7 +62,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
     return table1.cells(setting, Choice((CLUSTER,), rows, choice.policies, choice.data))
 
 
-def spent_by(one: Outcome) -> list[Spent]:
+def spent_by(one: Result) -> list[Spent]:
     """Return what a cell had spent at each of its tests."""
     points = []
     for (now, _, latest), sums in zip(one.curve, one.traffic, strict=True):
@@ -72,7 +72,7 @@ def spent_by(one: Outcome) -> list[Spent]:
     return points
 
 
-def _samples_by(one: Outcome, sums: Sequence[int]) -> float:
+def _samples_by(one: Result, sums: Sequence[int]) -> float:
     if len(sums) > 3:
         return sums[3]
     # Early cells tell samples at the end alone: here each update is taken to have cost as many.
@@ -91,7 +91,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     folder = setting.out / grid.name / CLUSTER
     found = [
         one
-        for one in read_outcomes(folder)
+        for one in read_results(folder)
         if one.row in rows and one.traffic and one.policy in TITLES
     ]
     if not found:
@@ -115,7 +115,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return write_page(setting.out, name, "\n".join(parts), [picture])
 
 
-def _table(here: Sequence[Outcome]) -> str:
+def _table(here: Sequence[Result]) -> str:
     policies = {
         policy: [one for one in here if one.policy == policy]
         for policy in TITLES
@@ -151,7 +151,7 @@ def _in_words(of_seeds: Sequence[Spent | None]) -> str:
     return f"{seconds:,.0f} s, {moved}, {millions:.1f}M{some}"
 
 
-def draw(found: Sequence[Outcome], path: Path) -> Path:
+def draw(found: Sequence[Result], path: Path) -> Path:
     """Draw every policy; several seeds are their mean."""
     rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
     figure = new_figure(15, 0.7 + 3.4 * len(rows))

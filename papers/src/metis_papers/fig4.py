@@ -13,9 +13,9 @@ from metis.report.style import group_colours, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.fig3 import CLUSTER, POLICY, ROW
-from metis_papers.outcome import FIRST_CYCLES, read_outcomes
+from metis_papers.results import FIRST_CYCLES, read_results
 from metis_papers.study import Choice, Report, Study
-from metis_papers.words import made_with, markdown_table, write_page
+from metis_papers.formatting import made_with, markdown_table, write_page
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
@@ -27,7 +27,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 def report(setting: Setting, choice: Choice) -> Report:
     grid = table1.grid_of(choice.data, "fig4")
     name, folder = f"fig4{grid.suffix}", setting.out / grid.name / CLUSTER / ROW
-    found = [one for one in read_outcomes(folder) if one.policy == POLICY]
+    found = [one for one in read_results(folder) if one.policy == POLICY]
     there = [one for one in found if one.trigger_staleness]
     if not there:
         what = "does not tell of staleness at the trigger: make it again" if found else "is missing"

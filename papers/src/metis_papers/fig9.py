@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from metis.report.style import LOOKS, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
-from metis_papers.outcome import Outcome, read_outcomes
+from metis_papers.results import Result, read_results
 from metis_papers.study import Choice, Report, Study, chosen
-from metis_papers.words import TITLES, made_with, markdown_table, write_page
+from metis_papers.formatting import TITLES, made_with, markdown_table, write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     name = f"fig9{grid.suffix}"
     rows = chosen(choice.rows or ROWS, grid.rows, "row of fig9", grid.more_rows)
     found = [
-        one for one in read_outcomes(setting.out / grid.name / "heterogeneous") if one.row in rows
+        one for one in read_results(setting.out / grid.name / "heterogeneous") if one.row in rows
     ]
     if not found:
         return write_page(setting.out, name, "## Figure 9\n\nAll its cells are missing.\n")
@@ -67,12 +67,12 @@ def report(setting: Setting, choice: Choice) -> Report:
     return write_page(setting.out, name, text, [picture])
 
 
-def _drawn(found: Sequence[Outcome]) -> Figure:
+def _drawn(found: Sequence[Result]) -> Figure:
     rows = list(dict.fromkeys((one.row, one.horizon) for one in found))
     figure = new_figure(10, 1.0 + 2.4 * len(rows))
     panels = figure.subplots(len(rows), 2, squeeze=False)
     for (left, right), (row, horizon) in zip(panels, rows, strict=True):
-        first: dict[str, Outcome] = {}
+        first: dict[str, Result] = {}
         for one in found:
             if (one.row, one.horizon) == (row, horizon):
                 first.setdefault(one.policy, one)

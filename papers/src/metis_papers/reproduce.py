@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from metis.runtime.journal import Listener
     from metis_papers.cells import Cell, Setting
     from metis_papers.study import Choice, Report, Study
-    from metis_papers.work import Watch
+    from metis_papers.run_cells import Watch
 
 commands = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
@@ -104,7 +104,7 @@ def reproduce(
     from metis_papers.catalogue import STUDIES
     from metis_papers.cells import Setting
     from metis_papers.study import Choice
-    from metis_papers.work import countdown
+    from metis_papers.run_cells import countdown
 
     names = list(STUDIES) if what == "all" else [what]
     if names[0] not in STUDIES:
@@ -170,7 +170,7 @@ def _folder(out: Path, must_exist: bool) -> Iterator[None]:
 
 def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quiet: bool) -> None:
     """Make what is not there yet of a study, and show what is there, whatever happens."""
-    from metis_papers.work import make
+    from metis_papers.run_cells import make
 
     stopped: MetisError | None = None
     cells = study.cells(setting, choice)

@@ -15,9 +15,9 @@ from typing import Any
 from metis.report.style import COLOURS, GREY, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting, federated_cell
-from metis_papers.outcome import Outcome, read_outcomes
+from metis_papers.results import Result, read_results
 from metis_papers.study import Choice, Grid, Report, chosen
-from metis_papers.words import (
+from metis_papers.formatting import (
     costs_table,
     made_with,
     markdown_table,
@@ -73,18 +73,18 @@ class Sensitivity:
     beside_in_words: str = ""
     looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by label: colour, style
 
-    def scores(self, found: Sequence[Outcome], variant: str) -> list[float]:
+    def scores(self, found: Sequence[Result], variant: str) -> list[float]:
         """Return a score for each seed. Without a variant: of the policy that stands beside."""
         return [fmean(one.late_scores()) for one in self._of(found, variant) if one.curve]
 
-    def _of(self, found: Sequence[Outcome], variant: str) -> list[Outcome]:
+    def _of(self, found: Sequence[Result], variant: str) -> list[Result]:
         return [
             one
             for one in found
             if one.variant == variant and (variant or one.policy == self.beside)
         ]
 
-    def table(self, found: Sequence[Outcome], head: str, more: Mapping[str, Sequence[str]]) -> str:
+    def table(self, found: Sequence[Result], head: str, more: Mapping[str, Sequence[str]]) -> str:
         """Return scores by value, a column for each curve; `more` columns go on from there."""
         values = list(dict.fromkeys(value for curve in self.curves.values() for value in curve))
         lines = [
@@ -100,7 +100,7 @@ class Sensitivity:
         ]
         return markdown_table((head, *self.curves, *more), lines)
 
-    def differences(self, found: Sequence[Outcome]) -> str:
+    def differences(self, found: Sequence[Result]) -> str:
         """Return what each is off the usual one in the same seeds, where there are several."""
         variants = ("", *(one for curve in self.curves.values() for one in curve.values()))
         late = {
@@ -123,9 +123,9 @@ class Sensitivity:
 
 
 #: A title, what is varied, and the cells that tell of it.
-Panel = tuple[str, Sensitivity, Sequence[Outcome]]
+Panel = tuple[str, Sensitivity, Sequence[Result]]
 #: Given a row and a horizon in words, and the cells of both: what is said of them, and drawn.
-Told = Callable[[str, str, Sequence[Outcome]], tuple[list[str], list[Panel]]]
+Told = Callable[[str, str, Sequence[Result]], tuple[list[str], list[Panel]]]
 
 
 def sensitivity_page(
@@ -136,7 +136,7 @@ def sensitivity_page(
     `titles` are the page's and the picture's.
     """
     name, (title, caption) = study + table1.grid_of(choice.data, study).suffix, titles
-    found = read_outcomes(setting.out / name)
+    found = read_results(setting.out / name)
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
     parts, panels = [f"## {title}\n"], list[Panel]()

@@ -21,11 +21,11 @@ from metis.data.sources import SOURCES, cache_directory
 from metis.report.style import COLOURS, new_figure, plain, write_figure
 from metis_papers.cells import Cell, Horizon, Setting, seeded
 from metis_papers.generated import NUM_OWNERS, generated_file
-from metis_papers.outcome import Outcome, read_outcomes
+from metis_papers.results import Result, read_results
 from metis_papers.published import SSTC_ACCURACY
 from metis_papers.sstc_kernels import SHARES, gains, in_words, look
 from metis_papers.study import Choice, Report, Study, chosen
-from metis_papers.words import made_with, markdown_table, paired, score, write_page
+from metis_papers.formatting import made_with, markdown_table, paired, score, write_page
 
 NAME, CLUSTER = "sstc", "writers"
 DATA = {"mnist_by_writer": 539, "femnist": 3400}  # and its writers
@@ -132,14 +132,14 @@ class Point:
     accuracy: float
 
 
-def points_of(one: Outcome) -> list[Point]:
+def points_of(one: Result) -> list[Point]:
     return [
         Point(int(version), updates, up, down, score)
         for (_, version, score), (updates, up, down, *_) in zip(one.curve, one.traffic, strict=True)
     ]
 
 
-def curves_of(found: Sequence[Outcome]) -> dict[str, list[list[Point]]]:
+def curves_of(found: Sequence[Result]) -> dict[str, list[list[Point]]]:
     """Return each run's curves, one for each seed; runs of one kind all end where the shortest of
     them does."""
     curves = {
@@ -157,7 +157,7 @@ def curves_of(found: Sequence[Outcome]) -> dict[str, list[list[Point]]]:
 
 def report(setting: Setting, choice: Choice) -> Report:
     data = choice.data or USUAL
-    found = [one for one in read_outcomes(setting.out / NAME) if one.row == data and one.traffic]
+    found = [one for one in read_results(setting.out / NAME) if one.row == data and one.traffic]
     if not found:
         return write_page(setting.out, NAME, "## SSTC\n\nAll its cells are missing.\n")
     parts, pictures = ["## SSTC: accuracy per round and per megabyte\n"], []
@@ -187,12 +187,12 @@ def report(setting: Setting, choice: Choice) -> Report:
     return write_page(setting.out, NAME, "\n".join(parts), pictures)
 
 
-def _directory(out: Path, one: Outcome) -> Path:
+def _directory(out: Path, one: Result) -> Path:
     """Return where the run of a cell lies, if it is still there."""
     return out / NAME / one.cluster / one.row / seeded(one.variant, one.seed)
 
 
-def _table(found: Sequence[Outcome]) -> str:
+def _table(found: Sequence[Result]) -> str:
     heads = (
         "run",
         "updates",
@@ -215,7 +215,7 @@ def _table(found: Sequence[Outcome]) -> str:
     return f"{markdown_table(heads, lines)}\n{missing}\n"
 
 
-def _pairs(found: Sequence[Outcome]) -> str:
+def _pairs(found: Sequence[Result]) -> str:
     """Return differences between runs that have several seeds in common, if there are such."""
     scores = {name: {o.seed: o for o in found if o.variant == name} for name in RUNS}
     lines = []

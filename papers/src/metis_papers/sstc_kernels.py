@@ -23,9 +23,9 @@ from metis.report.kernels import compared, kept_updates
 from metis.report.style import write_figure
 from metis.runtime.files import CONFIG, FINAL, INITIAL
 from metis.store.weights import file_layout, read_safetensors
-from metis_papers.outcome import Outcome
+from metis_papers.results import Result
 from metis_papers.published import SSTC_CONVOLUTIONS_SMALLER
-from metis_papers.words import markdown_table
+from metis_papers.formatting import markdown_table
 
 SPARSITY, SHARE = 0.01, 0.125
 SPARSITY_OF_FIGURE_1 = 0.001
@@ -58,7 +58,7 @@ def gains(rows: Sequence[Measured]) -> dict[float, float]:
     return {share: sum(mine) / len(mine) for share, mine in of.items() if mine}
 
 
-def look(out: Path, dense: Path, one: Outcome) -> tuple[list[Measured], list[Path]]:
+def look(out: Path, dense: Path, one: Result) -> tuple[list[Measured], list[Path]]:
     """Return measures and pictures of one update at the start and one at the end.
 
     `dense` is where the run lies, or lay, that `one` is of. Nothing if neither its models nor

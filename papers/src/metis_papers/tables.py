@@ -7,10 +7,10 @@ from statistics import fmean
 
 from metis_papers.cells import Setting
 from metis_papers.convergence import draw_convergence
-from metis_papers.outcome import Outcome, read_outcomes
+from metis_papers.results import Result, read_results
 from metis_papers.published import ACCURACY
 from metis_papers.study import Grid, Report
-from metis_papers.words import (
+from metis_papers.formatting import (
     TITLES,
     beside,
     costs_table,
@@ -34,7 +34,7 @@ def table_report(
 
     `published` is the table of the paper whose numbers stand in brackets.
     """
-    found = read_outcomes(setting.out / grid.name)
+    found = read_results(setting.out / grid.name)
     parts = [f"## {title}\n"]
     pictures = []
     for cluster in grid.policies:
@@ -55,7 +55,7 @@ def table_report(
     return write_page(setting.out, grid.name, "\n".join(parts), pictures)
 
 
-def _block(grid: Grid, cluster: str, found: Sequence[Outcome], horizon: str, published: str) -> str:
+def _block(grid: Grid, cluster: str, found: Sequence[Result], horizon: str, published: str) -> str:
     whole = grid.horizons[cluster].in_words()
     said = f"{cluster.capitalize()} cluster, after {horizon}"
     if not _of_the_paper(grid, found, published):
@@ -74,7 +74,7 @@ def _block(grid: Grid, cluster: str, found: Sequence[Outcome], horizon: str, pub
     return f"{said}:\n\n{_lines(grid, cluster, found, cell)}\n{_late(grid, cluster, found)}"
 
 
-def _late(grid: Grid, cluster: str, found: Sequence[Outcome]) -> str:
+def _late(grid: Grid, cluster: str, found: Sequence[Result]) -> str:
     """Return scores over the last tenth of the time, which single models shake less; of several
     seeds also how far each policy is from its row's best, in the seeds that both have."""
     late: dict[tuple[str, str], dict[int, float]] = {}
@@ -107,7 +107,7 @@ def _late(grid: Grid, cluster: str, found: Sequence[Outcome]) -> str:
 
 
 def _earlier(
-    grid: Grid, cluster: str, found: Sequence[Outcome], seconds: float, published: str
+    grid: Grid, cluster: str, found: Sequence[Result], seconds: float, published: str
 ) -> str:
     """Return the accuracy at an earlier moment, of cells that came there (or all but there)."""
     when = f"{seconds:,.0f} s"
@@ -125,7 +125,7 @@ def _earlier(
 
 
 def _lines(
-    grid: Grid, cluster: str, found: Sequence[Outcome], cell: Callable[[str, str], str]
+    grid: Grid, cluster: str, found: Sequence[Result], cell: Callable[[str, str], str]
 ) -> str:
     policies, there = grid.policies[cluster], {one.row for one in found}
     rows = [row for row in (*grid.rows, *grid.more_rows) if row in there]
@@ -133,17 +133,17 @@ def _lines(
     return markdown_table(heads, [[row, *(cell(row, p) for p in policies)] for row in rows])
 
 
-def _of(found: Sequence[Outcome], row: str, policy: str) -> list[Outcome]:
+def _of(found: Sequence[Result], row: str, policy: str) -> list[Result]:
     return [one for one in found if one.row == row and one.policy == policy]
 
 
-def _of_the_paper(grid: Grid, found: Sequence[Outcome], published: str) -> bool:
+def _of_the_paper(grid: Grid, found: Sequence[Result], published: str) -> bool:
     return published != NOT_PUBLISHED and any(one.dataset == grid.domain.name for one in found)
 
 
 def _paper(
     grid: Grid,
-    found: Sequence[Outcome],
+    found: Sequence[Result],
     published: str,
     cluster: str,
     row: str,
@@ -157,7 +157,7 @@ def _paper(
     return ACCURACY.get((published, cluster, row.replace("geometric", "powerlaw"), policy, when))
 
 
-def missing(grid: Grid, found: Sequence[Outcome]) -> str:
+def missing(grid: Grid, found: Sequence[Result]) -> str:
     """Return which cells of a table are not there, in words."""
     there = {(one.cluster, one.row, one.policy) for one in found}
     lines, count = [], 0

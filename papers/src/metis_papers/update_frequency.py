@@ -14,10 +14,10 @@ from statistics import fmean
 from metis.report.style import LOOKS
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
-from metis_papers.outcome import Outcome
+from metis_papers.results import Result
 from metis_papers.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
 from metis_papers.study import Choice, Report, Study
-from metis_papers.words import TITLES, markdown_table, score
+from metis_papers.formatting import TITLES, markdown_table, score
 
 NAME = "update-frequency"
 EPOCHS = (1, 2, 4, 8, 16, 32)
@@ -57,7 +57,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return sensitivity_page(setting, choice, NAME, titles, _told)
 
 
-def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], list[Panel]]:
+def _told(row: str, horizon: str, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     parts = [
         f"{row}, {horizon}; means over the last tenth of the time:\n",
         SENSITIVITY.table(here, "epochs", {}),
@@ -69,7 +69,7 @@ def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], l
     return parts, [(f"{row}, {horizon}", SENSITIVITY, here)]
 
 
-def _best(here: Sequence[Outcome]) -> str:
+def _best(here: Sequence[Result]) -> str:
     """Return which number of epochs each policy fares best with, beside the paper's."""
     lines = []
     for policy in POLICIES:
@@ -86,7 +86,7 @@ def _best(here: Sequence[Outcome]) -> str:
     return markdown_table(heads, lines)
 
 
-def _differences(policy: str, here: Sequence[Outcome]) -> str:
+def _differences(policy: str, here: Sequence[Result]) -> str:
     """Return what other numbers of epochs, and adaptive learners, are off the policy's usual."""
     mine = replace(
         SENSITIVITY,
@@ -97,7 +97,7 @@ def _differences(policy: str, here: Sequence[Outcome]) -> str:
     return mine.differences(here)
 
 
-def _chosen_epochs(adaptive: Sequence[Outcome]) -> str:
+def _chosen_epochs(adaptive: Sequence[Result]) -> str:
     """Return how many epochs adaptive learners took for an update."""
     lines = []
     for group in dict.fromkeys(group for one in adaptive for group in one.cycles):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
-from metis_papers.outcome import Outcome
+from metis_papers.results import Result
 from metis_papers.sensitivity import (
     Panel,
     Plan,
@@ -21,7 +21,7 @@ from metis_papers.sensitivity import (
     sensitivity_page,
 )
 from metis_papers.study import Choice, Report, Study
-from metis_papers.words import score
+from metis_papers.formatting import score
 
 NAME = "validation-size"
 PERCENTS = (1, 2, 5, 10)
@@ -62,7 +62,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return sensitivity_page(setting, choice, NAME, titles, _told)
 
 
-def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], list[Panel]]:
+def _told(row: str, horizon: str, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     held_out = [
         ", ".join(_held_out(here, variant(percent, kind)) for kind in KINDS) for percent in PERCENTS
     ]
@@ -75,7 +75,7 @@ def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], l
     return parts, [(f"{row}, {horizon}", SENSITIVITY, here)]
 
 
-def _held_out(found: Sequence[Outcome], name: str) -> str:
+def _held_out(found: Sequence[Result], name: str) -> str:
     for one in found:
         if one.variant == name:
             return f"{sum(each['validation_examples'] for each in one.learners):,}"

@@ -21,7 +21,7 @@ from metis.data.partition import deal
 from metis.report.style import LOOKS
 from metis_papers import table1
 from metis_papers.cells import LEARNERS, Cell, Setting
-from metis_papers.outcome import Outcome
+from metis_papers.results import Result
 from metis_papers.sensitivity import (
     Panel,
     Plan,
@@ -30,7 +30,7 @@ from metis_papers.sensitivity import (
     sensitivity_page,
 )
 from metis_papers.study import Choice, Report, Study, chosen
-from metis_papers.words import TITLES, markdown_table, paired
+from metis_papers.formatting import TITLES, markdown_table, paired
 
 NAME = "wrong-labels"
 ROWS = ("uniform-iid", "powerlaw-iid")  # if no others are asked for
@@ -109,7 +109,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return sensitivity_page(setting, choice, NAME, titles, _told)
 
 
-def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], list[Panel]]:
+def _told(row: str, horizon: str, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     parts, panels = list[str](), list[Panel]()
     for order in orders_of(row):
         varied = curves(order)
@@ -125,7 +125,7 @@ def _told(row: str, horizon: str, here: Sequence[Outcome]) -> tuple[list[str], l
     return parts, panels
 
 
-def _weights(varied: Sensitivity, found: Sequence[Outcome], order: str) -> str:
+def _weights(varied: Sensitivity, found: Sequence[Result], order: str) -> str:
     """Return how much the mistaken weigh in each weighting."""
     lines = []
     for count in COUNTS:
@@ -159,7 +159,7 @@ def _of_all(values: Mapping[str, float], names: Sequence[str]) -> float:
     return sum(values[name] for name in names) / (sum(values.values()) or 1.0)
 
 
-def _differences(varied: Sensitivity, found: Sequence[Outcome]) -> str:
+def _differences(varied: Sensitivity, found: Sequence[Result]) -> str:
     """Return what DVW's scores bring, in the seeds that both policies have."""
     late: dict[tuple[str, int], float] = {
         (one.variant, one.seed): fmean(one.late_scores()) for one in found if one.curve

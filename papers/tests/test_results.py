@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from papers.tests.made_up import outcome, put
+from papers.tests.made_up import result, put
 
 from metis.config import load
 from metis.core.errors import Interrupted, RunError
 from metis.runtime.journal import Record
 from metis_papers.cells import Cell, Horizon, Setting, cell_from_json
-from metis_papers.outcome import _Cycles, as_text, read_outcome, read_outcomes
-from metis_papers.work import finished, make, run_cell
+from metis_papers.results import _Cycles, as_text, read_result, read_results
+from metis_papers.run_cells import finished, make, run_cell
 
 
 def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:
@@ -41,7 +41,7 @@ def test_an_outcome_agrees_with_the_runs_own_summary(tmp_path: Path) -> None:
     made = run_cell(small(), tmp_path)
 
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert made == read_outcome(tmp_path / "cell.json")
+    assert made == read_result(tmp_path / "cell.json")
     assert made.final_score == summary["final_score"]
     assert made.requests == summary["update_requests"] > 0
     assert made.models_exchanged == 5 * made.requests  # one up, three to judges, one down
@@ -61,7 +61,7 @@ def test_wrong_labels_are_told_in_words(tmp_path: Path) -> None:
     made = run_cell(cell, tmp_path)
 
     assert "; 100 % of the labels of learner-01, learner-03 wrong (random); 25 % of" in made.about
-    assert read_outcome(tmp_path / "cell.json").about == made.about
+    assert read_result(tmp_path / "cell.json").about == made.about
 
 
 def test_validation_cycles_and_staleness_of_both_groups_are_kept(tmp_path: Path) -> None:
@@ -137,31 +137,31 @@ def test_epochs_of_a_task_that_failed_are_of_no_cycle() -> None:
 
 
 def test_an_outcome_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    one = outcome("async-dvw", 0.5)
+    one = result("async-dvw", 0.5)
     path = tmp_path / "a" / "b" / "cell.json"
     path.parent.mkdir(parents=True)
 
     path.write_text(as_text(one))
 
-    assert read_outcomes(tmp_path) == [one]
+    assert read_results(tmp_path) == [one]
 
 
 def test_rows_are_read_in_the_order_of_the_paper(tmp_path: Path) -> None:
     rows = ["uniform-iid", "uniform-50", "uniform-5", "skewed-3", "powerlaw-iid", "powerlaw-3"]
     for row in rows:
         (tmp_path / row).mkdir()
-        (tmp_path / row / "cell.json").write_text(as_text(outcome("async-dvw", 0.5, row=row)))
+        (tmp_path / row / "cell.json").write_text(as_text(result("async-dvw", 0.5, row=row)))
 
-    assert [one.row for one in read_outcomes(tmp_path)] == rows
+    assert [one.row for one in read_results(tmp_path)] == rows
 
 
 def test_seeds_are_read_in_their_order_but_for_the_papers_which_comes_first(
     tmp_path: Path,
 ) -> None:
     seeds = [(policy, seed) for policy in ("async-dvw", "fedasync") for seed in (1990, 7, 12)]
-    put(tmp_path, *(outcome(policy, 0.5, seed=seed) for policy, seed in reversed(seeds)))
+    put(tmp_path, *(result(policy, 0.5, seed=seed) for policy, seed in reversed(seeds)))
 
-    assert [(one.policy, one.seed) for one in read_outcomes(tmp_path)] == seeds
+    assert [(one.policy, one.seed) for one in read_results(tmp_path)] == seeds
 
 
 def test_a_file_that_is_no_cell_is_refused_with_its_name(tmp_path: Path) -> None:
@@ -169,17 +169,17 @@ def test_a_file_that_is_no_cell_is_refused_with_its_name(tmp_path: Path) -> None
     without_weight = [{"learner": "learner-01", "holdings": [5]}]
     for text in (
         '{"study": "table1"}',
-        as_text(replace(outcome("async-dvw", 0.5), learners=without_weight)),
-        as_text(replace(outcome("async-dvw", 0.5), learners=["learner-01"])),  # type: ignore[list-item]
+        as_text(replace(result("async-dvw", 0.5), learners=without_weight)),
+        as_text(replace(result("async-dvw", 0.5), learners=["learner-01"])),  # type: ignore[list-item]
     ):
         path.write_text(text)
 
         with pytest.raises(RunError, match=r"cell\.json is no cell of a table"):
-            read_outcome(path)
+            read_result(path)
 
 
 def test_the_score_at_a_moment_is_that_of_the_last_model_before_it() -> None:
-    one = outcome("async-dvw", 0.5)
+    one = result("async-dvw", 0.5)
 
     assert [one.score_at(at) for at in (-1.0, 0.0, 6_999.0, 7_000.0, 20_000.0)] == [
         None,
@@ -243,7 +243,7 @@ def test_a_cell_made_for_another_horizon_is_not_taken_for_this_one(tmp_path: Pat
 
 
 def test_precision_is_told_as_it_was_computed_with() -> None:
-    on_gpu = outcome("async-dvw", 0.5, device="NVIDIA H200, torch 2.11.0+cu130")
+    on_gpu = result("async-dvw", 0.5, device="NVIDIA H200, torch 2.11.0+cu130")
     on_cpu = replace(on_gpu, device="2 cores of AMD EPYC, torch 2.13.0+cpu")
 
     assert (on_gpu.precision, on_cpu.precision) == ("tf32", "float32")

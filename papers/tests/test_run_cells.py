@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from papers.tests.made_up import outcome, put
+from papers.tests.made_up import result, put
 
 from metis.core.errors import RunError
 from metis.runtime.journal import Listener, Record, read_journal
 from metis.store.claim import claimed
 from metis_papers import sstc, table1
 from metis_papers.cells import Cell, Horizon, Setting
-from metis_papers.outcome import FILE, as_text, read_outcome
+from metis_papers.results import FILE, as_text, read_result
 from metis_papers.study import Choice
-from metis_papers.work import countdown, make, run_cell
+from metis_papers.run_cells import countdown, make, run_cell
 
 
 def cell(out: Path, rounds: int) -> Cell:
@@ -116,7 +116,7 @@ def test_cells_in_processes_of_their_own_are_watched_by_what_they_write(tmp_path
 
 def test_a_damaged_cell_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / FILE
-    whole = json.loads(as_text(outcome("fedasync", 0.5)))
+    whole = json.loads(as_text(result("fedasync", 0.5)))
     damage: list[dict[str, Any]] = [
         {"curve": None},
         {"about": None},
@@ -127,18 +127,18 @@ def test_a_damaged_cell_says_what_to_do(tmp_path: Path) -> None:
     for text in ("", "{}", *(json.dumps({**whole, **values}) for values in damage)):
         path.write_text(text)
         with pytest.raises(RunError, match="remove it to have the cell made again"):
-            read_outcome(path)
+            read_result(path)
 
 
 def test_a_cell_that_was_never_tested_is_drawn_without_its_curve(tmp_path: Path) -> None:
-    untested = replace(outcome("fedasync", 0.0), final_score=None, curve=[], traffic=[])
-    setting = put(tmp_path, outcome("async-dvw", 0.5), untested)
+    untested = replace(result("fedasync", 0.0), final_score=None, curve=[], traffic=[])
+    setting = put(tmp_path, result("async-dvw", 0.5), untested)
 
     assert "0.5000" in table1.STUDY.report(setting, Choice()).text
 
 
 def test_runs_of_different_data_are_not_put_into_one_table_of_codecs(tmp_path: Path) -> None:
-    mine = outcome("sync-fedavg", 0.9, study="sstc", variant="dense", row="mnist_by_writer")
+    mine = result("sync-fedavg", 0.9, study="sstc", variant="dense", row="mnist_by_writer")
     other = replace(mine, row="femnist", dataset="femnist", variant="stc")
     setting = put(tmp_path, mine, other)
 

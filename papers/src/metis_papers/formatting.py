@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from metis.core.errors import RunError
-from metis_papers.outcome import Outcome
+from metis_papers.results import Result
 from metis_papers.study import Report
 
 #: What the paper calls each policy.
@@ -62,7 +62,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def costs_table(outcomes: Sequence[Outcome]) -> str:
+def costs_table(results: Sequence[Result]) -> str:
     """Return what each cell took: rounds, requests and samples stand beside every score."""
     heads = (
         "cluster",
@@ -100,25 +100,25 @@ def costs_table(outcomes: Sequence[Outcome]) -> str:
             f"{one.wall_seconds:,.0f}",
             f"{one.samples_per_second:,.0f}",
         )
-        for one in outcomes
+        for one in results
     ]
     return markdown_table(heads, rows)
 
 
-def _late(one: Outcome) -> tuple[str, str]:
+def _late(one: Result) -> tuple[str, str]:
     late = one.late_scores()
     if not late:
         return "-", "-"
     return f"{sum(late) / len(late):.4f}", f"{max(late) - min(late):.4f}"
 
 
-def made_with(outcomes: Sequence[Outcome]) -> str:
+def made_with(results: Sequence[Result]) -> str:
     """Return on which machines, by which code and on which data cells were made."""
-    devices = "; ".join(dict.fromkeys(one.device for one in outcomes))
-    commits = ", ".join(dict.fromkeys(one.commit for one in outcomes))
-    data = ", ".join(dict.fromkeys(one.dataset for one in outcomes))
-    scales = ", ".join(dict.fromkeys(one.scale for one in outcomes))
-    precisions = ", ".join(dict.fromkeys(one.precision for one in outcomes))
+    devices = "; ".join(dict.fromkeys(one.device for one in results))
+    commits = ", ".join(dict.fromkeys(one.commit for one in results))
+    data = ", ".join(dict.fromkeys(one.dataset for one in results))
+    scales = ", ".join(dict.fromkeys(one.scale for one in results))
+    precisions = ", ".join(dict.fromkeys(one.precision for one in results))
     return (
         f"Data: {data}. Scale: {scales}. Precision: {precisions}. Made on: {devices}. "
         f"Code: {commits}.\n"

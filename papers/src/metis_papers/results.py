@@ -41,7 +41,7 @@ MAX_EPOCHS = 120  # of a learner's validation cycles that are kept
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Result:
     """A finished cell."""
 
     study: str
@@ -109,31 +109,31 @@ class Outcome:
         ]
 
 
-def write_outcome(cell: Cell, directory: Path) -> Outcome:
+def write_result(cell: Cell, directory: Path) -> Result:
     """Read a finished run and put what matters into its directory."""
     config = load(directory / CONFIG)
-    outcome = _outcome(cell, config, read_journal(directory / JOURNAL))
+    result = _result(cell, config, read_journal(directory / JOURNAL))
     path = directory / FILE
-    partial(path).write_text(as_text(outcome), encoding="utf-8")
+    partial(path).write_text(as_text(result), encoding="utf-8")
     put_in_place(path)
-    return outcome
+    return result
 
 
-def as_text(outcome: Outcome) -> str:
-    """Return an outcome as JSON, one line for each of its values."""
+def as_text(result: Result) -> str:
+    """Return an result as JSON, one line for each of its values."""
     lines = [
         f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}"
-        for name, value in dataclasses.asdict(outcome).items()
+        for name, value in dataclasses.asdict(result).items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def read_outcome(path: Path) -> Outcome:
+def read_result(path: Path) -> Result:
     """Return what a `cell.json` holds. Raises RunError if it is damaged or of another kind."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        known = {f.name for f in dataclasses.fields(Outcome)}
-        found = Outcome(**{name: value for name, value in values.items() if name in known})
+        known = {f.name for f in dataclasses.fields(Result)}
+        found = Result(**{name: value for name, value in values.items() if name in known})
         for at, version, score in found.curve:
             _ = float(at), int(version), float(score)
         _ = found.precision
@@ -150,16 +150,16 @@ def read_outcome(path: Path) -> Outcome:
     return found
 
 
-def read_outcomes(folder: Path) -> list[Outcome]:
+def read_results(folder: Path) -> list[Result]:
     """Return every finished cell below a folder, rows in the paper's order, then by name.
 
     Of several seeds the papers' comes first. Cells of another arithmetic are left out.
     """
-    found = (read_outcome(path) for path in sorted(folder.rglob(FILE)))
+    found = (read_result(path) for path in sorted(folder.rglob(FILE)))
     return sorted((one for one in found if one.is_current), key=_place)
 
 
-def _place(one: Outcome) -> tuple[Any, ...]:
+def _place(one: Result) -> tuple[Any, ...]:
     seed = (one.seed != paper.SEED, one.seed)
     return one.study, one.cluster, _place_of_row(one.row), one.policy, one.variant, seed
 
@@ -175,7 +175,7 @@ def _place_of_row(row: str) -> tuple[int, int]:
 # ---- from a journal ----------------------------------------------------------------------------
 
 
-def _outcome(cell: Cell, config: Config, records: Iterable[Record]) -> Outcome:
+def _result(cell: Cell, config: Config, records: Iterable[Record]) -> Result:
     tally, cycles = Tally(), _Cycles(config)
     stale, stale_at_trigger = _Staleness(), _TriggerStaleness()
     traffic: list[list[int]] = []
@@ -194,7 +194,7 @@ def _outcome(cell: Cell, config: Config, records: Iterable[Record]) -> Outcome:
     summary = tally.summary()
     holdings = {one["learner"]: one["holdings"] for one in tally.run["learners"]}
     groups = {one["learner"]: one["group"] for one in tally.run["learners"]}
-    return Outcome(
+    return Result(
         study=cell.study,
         cluster=cell.cluster,
         row=cell.row,

@@ -26,12 +26,12 @@ from metis.runtime.files import CONFIG, JOURNAL
 from metis.runtime.journal import Listener, Record
 from metis_papers.cells import Cell, Setting
 from metis_papers.mps import computing_at_once
-from metis_papers.outcome import (
+from metis_papers.results import (
     FILE,
-    Outcome,
+    Result,
     precision_of,
-    read_outcome,
-    write_outcome,
+    read_result,
+    write_result,
 )
 
 LOG = "log.txt"  # what a process of its own said
@@ -52,7 +52,7 @@ def countdown(seconds: float | None) -> Callable[[], float | None]:
     return lambda: max(0.0, until - time.monotonic())
 
 
-def run_cell(cell: Cell, directory: Path, listeners: tuple[Listener, ...] = ()) -> Outcome:
+def run_cell(cell: Cell, directory: Path, listeners: tuple[Listener, ...] = ()) -> Result:
     """Make one cell, from where it stands to its `cell.json`."""
     from metis.runtime.run import run_or_resume
 
@@ -62,7 +62,7 @@ def run_cell(cell: Cell, directory: Path, listeners: tuple[Listener, ...] = ()) 
         begun = load(directory / CONFIG)
         config = replace(config, engine=begun.engine, threads=begun.threads)
     run_or_resume(config, directory, listeners)
-    return write_outcome(cell, directory)
+    return write_result(cell, directory)
 
 
 def finished(cell: Cell, out: Path) -> bool:
@@ -70,7 +70,7 @@ def finished(cell: Cell, out: Path) -> bool:
     path = cell.directory(out) / FILE
     if not path.is_file():
         return False
-    there = read_outcome(path)
+    there = read_result(path)
     if (there.scale, there.horizon) != (cell.scale, cell.horizon.in_words()):
         raise RunError(
             f"{path} was made at scale {there.scale} for {there.horizon}, but scale {cell.scale} "
@@ -118,13 +118,13 @@ class _Progress:
     done: int = 0
     failed: list[str] = field(default_factory=list)
 
-    def ended(self, outcome: Outcome, name: str) -> None:
+    def ended(self, result: Result, name: str) -> None:
         self.done += 1
-        score = "-" if outcome.final_score is None else f"{outcome.final_score:.4f}"
+        score = "-" if result.final_score is None else f"{result.final_score:.4f}"
         self.tell(
-            f"{self.done}/{self.total} {name}: {score} after {outcome.rounds:,} versions, "
-            f"{outcome.requests:,} requests, {outcome.samples / 1e6:,.1f}M samples, "
-            f"{outcome.wall_seconds:,.0f} s ({outcome.samples_per_second:,.0f} samples/s)"
+            f"{self.done}/{self.total} {name}: {score} after {result.rounds:,} versions, "
+            f"{result.requests:,} requests, {result.samples / 1e6:,.1f}M samples, "
+            f"{result.wall_seconds:,.0f} s ({result.samples_per_second:,.0f} samples/s)"
         )
 
     def went_wrong(self, name: str, reason: str) -> None:
@@ -174,13 +174,13 @@ def _one_by_one(cells: Sequence[Cell], setting: Setting, progress: _Progress, wa
             try:
                 with watch(cell) as listeners:
                     directory = cell.directory(setting.out)
-                    outcome = run_cell(cell, directory, (pass_on, *listeners))
+                    result = run_cell(cell, directory, (pass_on, *listeners))
             except Interrupted:
                 return
             except MetisError as error:
                 progress.went_wrong(cell.name, str(error))
             else:
-                progress.ended(outcome, cell.name)
+                progress.ended(result, cell.name)
 
 
 def _side_by_side(
@@ -264,7 +264,7 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 def _note(cell: Cell, status: int, out: Path, progress: _Progress) -> None:
     directory = cell.directory(out)
     if status == 0:
-        progress.ended(read_outcome(directory / FILE), cell.name)
+        progress.ended(read_result(directory / FILE), cell.name)
     elif status != INTERRUPTED:
         lines = (directory / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         last = lines[-1] if lines else "it said nothing"
