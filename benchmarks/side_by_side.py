@@ -33,8 +33,8 @@ from metis.runtime.files import JOURNAL
 from metis.runtime.journal import Listener, Record
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
-from metis_papers.study import Choice
 from metis_papers.run_cells import Watch, make
+from metis_papers.study import Choice
 
 STRETCHES = 8
 

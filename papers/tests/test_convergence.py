@@ -11,8 +11,8 @@ from papers.tests.made_up import result
 
 from metis.report.style import LOOKS
 from metis_papers import convergence
-from metis_papers.results import Result
 from metis_papers.formatting import TITLES
+from metis_papers.results import Result
 
 
 def many_tests(policy: str = "async-dvw", shift: float = 0.0, **values: Any) -> Result:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from metis.core.errors import RunError
-from metis_papers import table1, work
+from metis_papers import run_cells, table1
 from metis_papers.cells import Setting
 from metis_papers.mps import PIPES, computing_at_once
 from metis_papers.study import Choice
@@ -108,7 +108,7 @@ def test_a_daemon_that_does_not_end_does_not_hide_what_was_computed(
     setting = Setting(tmp_path / "out", "smoke", jobs=2, rounds=1, mps=True)
     cells = table1.GRID.cells(setting, Choice(("homogeneous",), None, ("sync-fedavg",)))
 
-    work.make(cells, setting, told.append, lambda cell: nullcontext(()))
+    run_cells.make(cells, setting, told.append, lambda cell: nullcontext(()))
 
     (ended,) = (line for line in told if "no device" in line)
     assert ended.endswith("it may still be there")
@@ -130,7 +130,7 @@ def test_all_cells_are_made_under_one_daemon(
     setting = Setting(tmp_path / "out", "smoke", jobs=2, rounds=1, mps=True)
     cells = table1.GRID.cells(setting, Choice(("homogeneous",), None, ("sync-fedavg", "sync-dvw")))
 
-    work.make(cells, setting, lambda text: None, lambda cell: nullcontext(()))
+    run_cells.make(cells, setting, lambda text: None, lambda cell: nullcontext(()))
 
     assert len(started) == 2
     assert len(set(started)) == 1

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from papers.tests.made_up import result, put
+from papers.tests.made_up import put, result
 
 from metis.core.errors import RunError
 from metis_papers import numerics
 from metis_papers.cells import Setting
 from metis_papers.results import read_results
+from metis_papers.run_cells import finished
 from metis_papers.study import Choice
 from metis_papers.table1 import cells
-from metis_papers.run_cells import finished
 
 
 @pytest.mark.parametrize("name", numerics.names())
@@ -60,7 +60,7 @@ def test_a_cell_of_another_arithmetic_leaves_the_tables_and_is_not_made_twice(
 
     put(tmp_path, here, old, older)
 
-    assert [one.policy for one in read_results(tmp_path / "table1")] == ["sync-dvw"]
+    assert [one.policy for one in read_results(tmp_path, ["table1"])] == ["sync-dvw"]
     path = wanted.directory(tmp_path) / "cell.json"
     path.parent.mkdir(parents=True)
     stale = next(iter(tmp_path.rglob("async-dvw-1/cell.json")))

@@ -20,11 +20,11 @@ from tests.command import Metis, assert_refused
 from metis import cli
 from metis_papers import reproduce as papers_verb
 from metis_papers.catalogue import STUDIES
-from metis_papers.results import read_results
+from metis_papers.formatting import markdown_table
 from metis_papers.reproduce import _show
+from metis_papers.results import read_results
 from metis_papers.study import Report
 from metis_papers.table1 import GRID
-from metis_papers.formatting import markdown_table
 
 
 @pytest.mark.timeout(900)  # a minute or two of one core, but others may want it too
@@ -43,16 +43,16 @@ def test_every_table_and_figure_can_be_made_of_generated_data(metis: Metis, tmp_
         "update-frequency",
         "wrong-labels",
     }
-    results = read_results(results)
-    in_table = {(o.cluster, o.policy) for o in results if o.study == "table1"}
+    made = read_results(results)
+    in_table = {(o.cluster, o.policy) for o in made if o.study == "table1"}
     assert in_table == {(c, policy) for c, names in GRID.policies.items() for policy in names}
-    assert all(one.scale == "smoke" and "generated" in one.dataset for one in results)
-    assert all(one.requests > 0 and one.final_score is not None for one in results)
+    assert all(one.scale == "smoke" and "generated" in one.dataset for one in made)
+    assert all(one.requests > 0 and one.final_score is not None for one in made)
 
     again = metis("reproduce", "table1", "--scale", "smoke", "--out", "results", "--quiet")
 
     assert "11 of 11 cells are there already" in again.out
-    assert len(read_results(results)) == len(results)
+    assert len(read_results(results)) == len(made)
     shutil.rmtree(results)  # half a gigabyte of models
 
 

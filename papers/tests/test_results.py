@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from papers.tests.made_up import result, put
+from papers.tests.made_up import put, result, row
 
-from metis.config import load
+from metis.config import load, load_text
 from metis.core.errors import Interrupted, RunError
 from metis.runtime.journal import Record
 from metis_papers.cells import Cell, Horizon, Setting, cell_from_json
-from metis_papers.results import _Cycles, as_text, read_result, read_results
+from metis_papers.from_journal import _Cycles
+from metis_papers.provenance import precision_of
+from metis_papers.results import as_text, read_result, read_results
 from metis_papers.run_cells import finished, make, run_cell
 
 
@@ -30,7 +33,9 @@ def small(policy: str = "async-dvw-adaptive", **values: Any) -> Cell:
     }
     config = load(None, policy=policy, model={"name": "linear"}, **{**usual, **values})
     horizon = Horizon(seconds=20.0)
-    return Cell("table1", "heterogeneous", "uniform-iid", policy, 1990, "full", horizon, config)
+    return Cell(
+        "table1", "heterogeneous", row("uniform-iid"), policy, 1990, "full", horizon, config
+    )
 
 
 def unwatched(cell: Cell) -> AbstractContextManager[tuple[Any, ...]]:
@@ -51,6 +56,7 @@ def test_an_outcome_agrees_with_the_runs_own_summary(tmp_path: Path) -> None:
     assert made.traffic[-1][3] == summary["samples_trained"]
     assert len(made.traffic) == len(made.curve)
     assert made.config == (tmp_path / "config.toml").read_text()
+    assert (made.network, made.precision, made.device_kind) == ("linear", "float32", "cpu")
 
 
 def test_wrong_labels_are_told_in_words(tmp_path: Path) -> None:
@@ -147,12 +153,12 @@ def test_an_outcome_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_rows_are_read_in_the_order_of_the_paper(tmp_path: Path) -> None:
-    rows = ["uniform-iid", "uniform-50", "uniform-5", "skewed-3", "powerlaw-iid", "powerlaw-3"]
-    for row in rows:
-        (tmp_path / row).mkdir()
-        (tmp_path / row / "cell.json").write_text(as_text(result("async-dvw", 0.5, row=row)))
+    names = ["uniform-iid", "uniform-50", "uniform-5", "skewed-3", "powerlaw-iid", "powerlaw-3"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cell.json").write_text(as_text(result("async-dvw", 0.5, row=name)))
 
-    assert [one.row for one in read_results(tmp_path)] == rows
+    assert [str(one.row) for one in read_results(tmp_path)] == names
 
 
 def test_seeds_are_read_in_their_order_but_for_the_papers_which_comes_first(
@@ -193,9 +199,8 @@ def test_the_score_at_a_moment_is_that_of_the_last_model_before_it() -> None:
 def test_a_cell_survives_the_way_to_its_process(tmp_path: Path) -> None:
     cell = replace(small(), variant="a-name")
     values = json.loads(json.dumps(cell.as_json()))
-    (tmp_path / "config.toml").write_text(values["config"])
 
-    assert cell_from_json(values, load(tmp_path / "config.toml")) == cell
+    assert cell_from_json(values, load_text(values["config"], "here")) == cell
 
 
 def test_finished_cells_are_left_alone(tmp_path: Path) -> None:
@@ -213,14 +218,17 @@ def test_an_interrupted_cell_ends_as_if_nothing_had_happened(tmp_path: Path) -> 
     cell = small()
     whole = run_cell(cell, tmp_path / "whole")
 
-    def stop(record: Record) -> None:
+    stop = threading.Event()
+
+    def look(record: Record) -> None:
         if record["kind"] == "version" and record["version"] == 3:
-            import signal
+            stop.set()
 
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        run_cell(cell, tmp_path / "stopped", (stop,))
+    with pytest.raises(Interrupted, match="stopped at version 3"):
+        run_cell(cell, tmp_path / "stopped", (look,), stop)
+    with pytest.raises(Interrupted, match="before it had begun"):
+        run_cell(cell, tmp_path / "not begun", (), stop)
+    assert not (tmp_path / "not begun").exists()
     assert not (tmp_path / "stopped" / "cell.json").exists()
     # With more jobs it would be asked to use fewer cores; it goes on as it began.
     resumed = run_cell(replace(cell, config=replace(cell.config, threads=1)), tmp_path / "stopped")
@@ -242,17 +250,19 @@ def test_a_cell_made_for_another_horizon_is_not_taken_for_this_one(tmp_path: Pat
     assert finished(replace(cell, config=replace(cell.config, precision="float32")), tmp_path)
 
 
-def test_precision_is_told_as_it_was_computed_with() -> None:
-    on_gpu = result("async-dvw", 0.5, device="NVIDIA H200, torch 2.11.0+cu130")
-    on_cpu = replace(on_gpu, device="2 cores of AMD EPYC, torch 2.13.0+cpu")
+def test_precision_is_that_which_it_was_computed_with() -> None:
+    config = small().config
 
-    assert (on_gpu.precision, on_cpu.precision) == ("tf32", "float32")
-    assert replace(on_cpu, about="precision bf16").precision == "bf16"
-    assert replace(on_gpu, about="").precision == "unknown"
+    assert config.device == "cpu"
+    assert precision_of(replace(config, precision="tf32")) == "float32"
+    assert precision_of(replace(config, precision="tf32", device="cuda")) == "tf32"
+    assert precision_of(replace(config, precision="bf16")) == "bf16"
 
 
 def test_a_cell_that_cannot_be_made_does_not_keep_others_from_being_made(tmp_path: Path) -> None:
-    bad = replace(small("sync-dvw", data={"name": "cifar10", "directory": str(tmp_path)}), row="x")
+    bad = replace(
+        small("sync-dvw", data={"name": "cifar10", "directory": str(tmp_path)}), row=row("x")
+    )
     good, told = small("sync-fedavg"), list[str]()
 
     with pytest.raises(RunError, match=r"1 cells failed; the first: .*/x/sync-dvw: cifar10 is"):
@@ -262,7 +272,9 @@ def test_a_cell_that_cannot_be_made_does_not_keep_others_from_being_made(tmp_pat
 
 
 def test_side_by_side_cells_say_why_they_failed_in_a_log(tmp_path: Path) -> None:
-    bad = replace(small("sync-dvw", data={"name": "cifar10", "directory": str(tmp_path)}), row="x")
+    bad = replace(
+        small("sync-dvw", data={"name": "cifar10", "directory": str(tmp_path)}), row=row("x")
+    )
     good, told = small("sync-fedavg"), list[str]()
 
     with pytest.raises(RunError, match="exit status 2"):

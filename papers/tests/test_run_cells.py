@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from papers.tests.made_up import result, put
+from papers.tests.made_up import put, result, row
 
 from metis.core.errors import RunError
 from metis.runtime.journal import Listener, Record, read_journal
@@ -21,8 +21,8 @@ from metis.store.claim import claimed
 from metis_papers import sstc, table1
 from metis_papers.cells import Cell, Horizon, Setting
 from metis_papers.results import FILE, as_text, read_result
-from metis_papers.study import Choice
 from metis_papers.run_cells import countdown, make, run_cell
+from metis_papers.study import Choice
 
 
 def cell(out: Path, rounds: int) -> Cell:
@@ -40,7 +40,7 @@ def test_a_finished_run_is_not_told_as_one_of_another_horizon(tmp_path: Path) ->
     with pytest.raises(RunError, match="a run of another config"):
         run_cell(long, directory)
     assert not (directory / FILE).exists()
-    assert run_cell(short, directory).horizon == "1 rounds"
+    assert run_cell(short, directory).horizon == Horizon(rounds=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are told by their parent's number")
@@ -119,10 +119,16 @@ def test_a_damaged_cell_says_what_to_do(tmp_path: Path) -> None:
     whole = json.loads(as_text(result("fedasync", 0.5)))
     damage: list[dict[str, Any]] = [
         {"curve": None},
-        {"about": None},
-        {"traffic": [[1, 2, 3]]},
+        {"horizon": "14,000 s"},
+        {"horizon": {"rounds": None, "seconds": None}},
+        {"row": "powerlaw-3"},
+        {"precision": "tf16"},
+        {"device_kind": "NVIDIA"},
+        {"colour": "red"},
+        {"traffic": [[1, 2, 3, 4]]},
         {"traffic": [[1]] * 3},
-        {"traffic": [[1, 2, "3"]] * 3},
+        {"traffic": [[1, 2, 3]] * 3},
+        {"traffic": [[1, 2, 3, "4"]] * 3},
     ]
     for text in ("", "{}", *(json.dumps({**whole, **values}) for values in damage)):
         path.write_text(text)
@@ -139,7 +145,7 @@ def test_a_cell_that_was_never_tested_is_drawn_without_its_curve(tmp_path: Path)
 
 def test_runs_of_different_data_are_not_put_into_one_table_of_codecs(tmp_path: Path) -> None:
     mine = result("sync-fedavg", 0.9, study="sstc", variant="dense", row="mnist_by_writer")
-    other = replace(mine, row="femnist", dataset="femnist", variant="stc")
+    other = replace(mine, row=row("femnist"), dataset="femnist", variant="stc")
     setting = put(tmp_path, mine, other)
 
     assert "| stc " not in sstc.report(setting, Choice()).text
@@ -147,8 +153,8 @@ def test_runs_of_different_data_are_not_put_into_one_table_of_codecs(tmp_path: P
 
 
 def test_moments_are_told_as_exactly_as_they_were_asked_for() -> None:
-    assert Horizon(seconds=14_000.0).in_words() == "14,000 s"
-    assert Horizon(seconds=150.4).in_words() == "150.4 s"
+    assert str(Horizon(seconds=14_000.0)) == "14,000 s"
+    assert str(Horizon(seconds=150.4)) == "150.4 s"
 
 
 def test_a_countdown_goes_down_to_nothing_and_no_further() -> None:

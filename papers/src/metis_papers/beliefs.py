@@ -14,10 +14,7 @@ from typing import Any
 
 from metis.core.errors import ConfigError
 from metis_papers import table1
-from metis_papers.cells import Cell, Horizon, Setting, federated_cell
-from metis_papers.results import LATE, Result, read_results
-from metis_papers.published import ACCURACY
-from metis_papers.study import Choice, Report, Study, chosen
+from metis_papers.cells import Cell, Horizon, Row, Setting, federated_cell, rows
 from metis_papers.formatting import (
     TITLES,
     costs_table,
@@ -27,6 +24,9 @@ from metis_papers.formatting import (
     score,
     write_page,
 )
+from metis_papers.published import ACCURACY
+from metis_papers.results import LATE, Result, read_results
+from metis_papers.study import Choice, Report, Study, chosen, chosen_rows
 
 NAME = "beliefs"
 SMOKE = ("in-turn", "buffer-1000", "drop-last")  # those that need code of their own
@@ -39,7 +39,7 @@ class Belief:
     """One thing changed, and where that should show."""
 
     what: str
-    rows: tuple[str, ...]
+    rows: tuple[Row, ...]
     policies: tuple[str, ...] = BOTH
     partition: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
@@ -48,14 +48,14 @@ class Belief:
     other_data: bool = True  # False: it is about numbers of examples, or a setting, of CIFAR-10
 
 
-POWER_LAWS = ("powerlaw-iid", "powerlaw-3")
-GEOMETRIC = ("geometric-iid", "geometric-3")
+POWER_LAWS = rows("powerlaw-iid", "powerlaw-3")
+GEOMETRIC = rows("geometric-iid", "geometric-3")
 
 BELIEFS = {
     "geometric": Belief("sizes 1.5^-k instead of k^-1.5", GEOMETRIC),
     "in-turn": Belief(
         "classes k to k + x - 1 instead of the fullest",
-        ("uniform-5",),
+        rows("uniform-5"),
         partition={"class_rule": "in-turn"},
     ),
     "buffer-1000": Belief(
@@ -68,7 +68,7 @@ BELIEFS = {
     ),
     "short-last": Belief(
         "a last mini-batch that is not full stays short: DVW's largest learner ends on 2 examples",
-        ("powerlaw-iid", "powerlaw-5", "powerlaw-3"),
+        rows("powerlaw-iid", "powerlaw-5", "powerlaw-3"),
         train={"last_batch": "short"},
         other_data=False,
     ),
@@ -87,7 +87,7 @@ BELIEFS = {
     ),
     "short-last-4000": Belief(
         "a last mini-batch that is not full stays short",
-        ("powerlaw-3", "powerlaw-5"),
+        rows("powerlaw-3", "powerlaw-5"),
         policies=("async-fedavg", "async-dvw", "async-dvw-adaptive"),
         train={"last_batch": "short"},
         cluster="heterogeneous",
@@ -96,7 +96,7 @@ BELIEFS = {
     ),
     "offer-best": Belief(
         "of a validation cycle the model of least loss is offered, not the latest",
-        ("powerlaw-3", "uniform-iid"),
+        rows("powerlaw-3", "uniform-iid"),
         policies=("async-dvw-adaptive",),
         train={"offer": "best"},
         cluster="heterogeneous",
@@ -117,7 +117,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
     grid = table1.grid_of(choice.data, NAME)
     beliefs = {name: one for name, one in BELIEFS.items() if one.other_data or grid is table1.GRID}
     known = tuple(dict.fromkeys(row for belief in beliefs.values() for row in belief.rows))
-    rows = chosen(choice.rows, known, f"row of {NAME}")
+    there = chosen_rows(choice.rows, known, NAME)
     asked = tuple(dict.fromkeys(policy for one in beliefs.values() for policy in one.policies))
     policies = chosen(choice.policies, asked, f"policy of {NAME}")
     clusters = chosen(choice.clusters, tuple(grid.policies), f"cluster of {NAME}")
@@ -139,7 +139,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
         for name, belief in beliefs.items()
         if belief.cluster in clusters
         if setting.scale != "smoke" or name in SMOKE
-        for row in [row for row in belief.rows if row in rows][:most]
+        for row in [row for row in belief.rows if row in there][:most]
         for policy in [policy for policy in belief.policies if policy in policies][:most]
         for seed in setting.seeds
     ]
@@ -152,10 +152,10 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 def report(setting: Setting, choice: Choice) -> Report:
     grid = table1.grid_of(choice.data, NAME)
     name = NAME + grid.suffix
-    found = read_results(setting.out / name)
+    found = read_results(setting.out, [name])
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
-    table = [one for one in read_results(setting.out / grid.name) if one.scale == found[0].scale]
+    table = [one for one in read_results(setting.out, [grid.name]) if one.scale == found[0].scale]
     heads = (
         "changed",
         "row",
@@ -170,8 +170,8 @@ def report(setting: Setting, choice: Choice) -> Report:
     for belief_name, belief in BELIEFS.items():
         for one in found:
             if one.variant == f"{one.policy}-{belief_name}":
-                after = f"{one.virtual_seconds:,.0f} s" if _is_timed(one) else one.horizon
-                key = (belief.what, one.row, TITLES[one.policy], after)
+                after = f"{one.virtual_seconds:,.0f} s" if _is_timed(one) else str(one.horizon)
+                key = (belief.what, str(one.row), TITLES[one.policy], after)
                 alike.setdefault(key, []).append(one)
     lines = [(*key, *_beside_our_table(seeds, table)) for key, seeds in alike.items()]
     parts = [
@@ -204,7 +204,7 @@ def _beside_our_table(seeds: Sequence[Result], table: Sequence[Result]) -> tuple
 
 
 def _is_timed(one: Result) -> bool:
-    return not one.horizon.endswith("rounds")
+    return one.horizon.seconds is not None
 
 
 def _late(one: Result, other: Result) -> float | None:
@@ -221,21 +221,16 @@ def _late(one: Result, other: Result) -> float | None:
     return fmean(point[2] for point in last) if last else None
 
 
-def _of_the_paper(row: str) -> str:
-    """Return the paper's row that a row stands for: there are two readings of its power law."""
-    return row.replace("geometric", "powerlaw")
-
-
 def _alike(table: Result, one: Result) -> bool:
     ours = (table.cluster, table.row, table.policy, table.seed)
-    return ours == (one.cluster, _of_the_paper(one.row), one.policy, one.seed)
+    return ours == (one.cluster, one.row.of_the_paper, one.policy, one.seed)
 
 
 def _published(one: Result) -> Sequence[float]:
     if one.dataset != table1.GRID.domain.name:
         return []
-    end = table1.GRID.horizons[one.cluster].in_words()
-    key = (table1.GRID.name, one.cluster, _of_the_paper(one.row), one.policy, end)
+    end = table1.GRID.horizons[one.cluster]
+    key = (table1.GRID.name, one.cluster, one.row.of_the_paper, one.policy, end)
     value = ACCURACY.get(key)
     return [] if value is None else [value]
 

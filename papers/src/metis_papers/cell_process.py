@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
-from metis.config import load
+from metis.config import load_text
 from metis.core.errors import Interrupted, MetisError
 from metis_papers.cells import cell_from_json
 from metis_papers.run_cells import INTERRUPTED, run_cell
@@ -20,31 +18,31 @@ _LOOK_SECONDS = 0.5
 
 
 def main() -> int:
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    values = json.load(sys.stdin)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.toml"
-        path.write_text(values["config"], encoding="utf-8")
-        config = load(path)
-    try:
-        run_cell(cell_from_json(values, config), Path(sys.argv[1]))
-    except (Interrupted, KeyboardInterrupt) as stop:
-        print(stop or "stopped before it had begun", file=sys.stderr)
-        return INTERRUPTED
-    except MetisError as error:
-        print(error, file=sys.stderr)
-        return 2
+    from metis.runtime.signals import stop_requests
+
+    with stop_requests() as stop:
+        threading.Thread(target=_end_with, args=(os.getppid(), stop), daemon=True).start()
+        values = json.load(sys.stdin)
+        cell = cell_from_json(values, load_text(values["config"], "the cell's config"))
+        try:
+            run_cell(cell, Path(sys.argv[1]), stop=stop)
+        except (Interrupted, KeyboardInterrupt) as ended:
+            print(ended or "stopped by a second signal", file=sys.stderr)
+            return INTERRUPTED
+        except MetisError as error:
+            print(error, file=sys.stderr)
+            return 2
     return 0
 
 
-def _end_with(parent: int) -> None:
-    """Stop as by Ctrl-C, with a checkpoint, when whoever started us is no more.
+def _end_with(parent: int, stop: threading.Event) -> None:
+    """Stop with a checkpoint when the process that started this one is no more.
 
-    Else a cell would be made on, and begun once more by the next command.
+    Else the cell would be made on, and begun once more by the next command.
     """
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
-    os.kill(os.getpid(), signal.SIGINT)
+    stop.set()
 
 
 if __name__ == "__main__":

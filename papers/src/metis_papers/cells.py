@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,56 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """How a federation's examples are divided: a line of a table."""
+
+    sizes: str  # of learners' shares: uniform, skewed, powerlaw or geometric
+    classes: int | str  # that a learner holds: a number, iid, or natural (by their writers)
+    data: str = ""  # whose division it is, where the rows of a table are of different data
+
+    def __str__(self) -> str:
+        return self.data or f"{self.sizes}-{self.classes}"
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.sizes == "uniform"
+
+    @property
+    def is_power_law(self) -> bool:
+        """Whether its sizes are a power law, by either reading of the paper's."""
+        return self.sizes in ("powerlaw", "geometric")
+
+    @property
+    def of_the_paper(self) -> Row:
+        """The paper's row that it stands for: there are two readings of the power law."""
+        return replace(self, sizes="powerlaw") if self.is_power_law else self
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands in a table: the more alike learners are, the earlier."""
+        order = ("uniform", "skewed", "powerlaw", "geometric")
+        first = order.index(self.sizes) if self.sizes in order and not self.data else len(order)
+        return first, -self.classes if isinstance(self.classes, int) else -1000
+
+
+def rows(*names: str) -> tuple[Row, ...]:
+    """Return rows by the names that the command line has for them: powerlaw-3, uniform-iid."""
+    found = []
+    for name in names:
+        sizes, _, classes = name.partition("-")
+        assert re.fullmatch(r"iid|\d+", classes), name
+        found.append(Row(sizes, classes if classes == "iid" else int(classes)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
 class Horizon:
-    """When a cell ends: after so many rounds, or virtual seconds."""
+    """When a cell ends: after this many rounds, or virtual seconds."""
 
     rounds: int | None = None
     seconds: float | None = None
 
-    def in_words(self) -> str:
+    def __str__(self) -> str:
         return f"{self.rounds} rounds" if self.rounds is not None else f"{self.seconds:,.10g} s"
 
 
@@ -85,7 +128,7 @@ class Cell:
 
     study: str
     cluster: str
-    row: str
+    row: Row
     policy: str
     seed: int
     scale: str
@@ -95,8 +138,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        name = seeded(self.variant or self.policy, self.seed)
-        return f"{self.study}/{self.cluster}/{self.row}/{name}"
+        return name_of(self.study, self.cluster, self.row, self.variant or self.policy, self.seed)
 
     def directory(self, out: Path) -> Path:
         return out / self.name
@@ -106,42 +148,35 @@ class Cell:
         return {
             "study": self.study,
             "cluster": self.cluster,
-            "row": self.row,
+            "row": asdict(self.row),
             "policy": self.policy,
             "seed": self.seed,
             "scale": self.scale,
-            "rounds": self.horizon.rounds,
-            "seconds": self.horizon.seconds,
+            "horizon": asdict(self.horizon),
             "variant": self.variant,
             "config": dump(self.config),
         }
 
 
-def seeded(name: str, seed: int) -> str:
-    """Return a name that tells of the seed, unless it is the papers'."""
-    return name if seed == paper.SEED else f"{name}-seed{seed}"
+def name_of(study: str, cluster: str, row: Row, variant: str, seed: int) -> str:
+    """Return a cell's name, which is also its folder. It has the seed, unless it is the papers'."""
+    seeded = variant if seed == paper.SEED else f"{variant}-seed{seed}"
+    return f"{study}/{cluster}/{row}/{seeded}"
 
 
 def cell_from_json(values: dict[str, Any], config: Config) -> Cell:
-    """Return what `as_json` told of, with its config read back."""
+    """Return the cell that `as_json` describes, with its config read back."""
     return Cell(
         study=values["study"],
         cluster=values["cluster"],
-        row=values["row"],
+        row=Row(**values["row"]),
         policy=values["policy"],
         seed=values["seed"],
         scale=values["scale"],
-        horizon=Horizon(values["rounds"], values["seconds"]),
+        horizon=Horizon(**values["horizon"]),
         config=config,
         variant=values["variant"],
     )
-
-
-def classes_of(row: str) -> tuple[str, int | str]:
-    """Return the sizes and the classes a row's name stands for: powerlaw-3, uniform-iid."""
-    sizes, _, classes = row.partition("-")
-    assert re.fullmatch(r"iid|\d+", classes), row
-    return sizes, classes if classes == "iid" else int(classes)
 
 
 def federated_cell(
@@ -149,7 +184,7 @@ def federated_cell(
     study: str,
     domain: Domain,
     cluster: str,
-    row: str,
+    row: Row,
     policy: str,
     seed: int,
     whole: Horizon,
@@ -164,7 +199,6 @@ def federated_cell(
 
     The last four say what is not as in the paper's table.
     """
-    sizes, classes = classes_of(row)
     horizon = setting.horizon(whole)
     fast, slow = paper.STEP_SECONDS[domain.name]
     speeds = {"fast": fast} if cluster == "homogeneous" else {"fast": fast, "slow": slow}
@@ -190,7 +224,7 @@ def federated_cell(
         device=setting.device,
         data={"name": source},
         model=model,
-        partition={"sizes": sizes, "classes": classes, **(partition or {})},
+        partition={"sizes": row.sizes, "classes": row.classes, **(partition or {})},
         groups={
             name: {"seconds_per_step": step, **(groups or {}).get(name, {})}
             for name, step in speeds.items()

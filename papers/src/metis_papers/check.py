@@ -10,24 +10,20 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 
-from metis_papers.cells import Cell, Setting
+from metis_papers import table1, table1_by_class, table2, table3
+from metis_papers.cells import Cell, Horizon, Row, Setting
 from metis_papers.explanations import FILE, Explanation, read_explanations
-from metis_papers.results import Result, read_results
-from metis_papers.study import Choice, Report, Study
 from metis_papers.formatting import CONTROLS, TITLES, markdown_table, paired, write_page
+from metis_papers.results import Result, read_results
+from metis_papers.study import Choice, Grid, Report, Study
 
 HOLDS, TIE, FAILS, MISSING = "holds", "tie", "FAILS", "missing"
 CLOSE = 0.01  # AsyncDVW(a) may be so far below the best
 ALIKE = 0.02  # FedAvg and DVW on uniform rows lie within so much
 ADAPTIVE = "async-dvw-adaptive"
-#: Not the paper's: other rows, other data. They have a table each.
-OTHERS = {
-    "table1-by-class": "With what we believe explains the difference changed",
-    "table1-": "The same federations, other data and a network for it",
-    "table3-": "The same federations, other data",
-}
 _EXACT = 1e-9  # a difference of just so much is within it, whatever floats make of it
 _STANDARD_ERRORS = 2  # of a mean difference of several seeds: so large is its noise
 
@@ -49,8 +45,8 @@ class Finding:
 
     study: str
     cluster: str
-    row: str
-    horizon: str
+    row: Row
+    horizon: Horizon
     claim: str
     verdict: str
     why: str
@@ -85,8 +81,8 @@ class Line:
 
     study: str
     cluster: str
-    row: str
-    horizon: str
+    row: Row
+    horizon: Horizon
     cells: dict[str, dict[int, Result]]
 
     def difference(self, one: str, other: str) -> Difference | None:
@@ -126,7 +122,7 @@ def _difference(ours: Sequence[Result], theirs: Sequence[Result]) -> Difference:
 
 def lines_of(found: Sequence[Result]) -> list[Line]:
     """Put cells together that may be compared: one table, cluster, row, horizon and data."""
-    groups: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
+    groups: dict[tuple[str, str, Row, Horizon, str], dict[str, dict[int, Result]]] = {}
     for one in found:
         if one.final_score is not None and one.curve:
             key = (one.study, one.cluster, one.row, one.horizon, one.dataset)
@@ -137,20 +133,30 @@ def lines_of(found: Sequence[Result]) -> list[Line]:
     ]
 
 
+@cache
+def tables() -> dict[str, Grid]:
+    """Return every table whose cells are checked, by name: the paper's, and those like them."""
+    grids = [table1.GRID, table2.GRID, table3.GRID]
+    grids += [table1.grid_of(data) for data in table1.SMALL]
+    grids += [table1_by_class.grid_of(data) for data in (None, *table1.SMALL)]
+    grids += [table3.grid_of(data) for data in table3.DATA]
+    return {grid.name: grid for grid in grids}
+
+
 def findings(found: Sequence[Result]) -> list[Finding]:
     """Return every ordering that the paper's tables show, for every row there is."""
     listed = []
     for line in lines_of(found):
-        if line.row.startswith(("powerlaw", "geometric")):
+        if line.row.is_power_law:
             pairs = [("sync-dvw", "sync-fedavg")]
             if line.cluster == "heterogeneous":
                 pairs += [("async-dvw", "async-fedavg"), (ADAPTIVE, "async-fedavg")]
-            if not line.study.startswith("table1"):
+            if tables()[line.study].table != table1.GRID.name:
                 pairs = pairs[1:]
             listed += [_at_least(line, dvw, fedavg) for dvw, fedavg in pairs]
         if line.cluster == "heterogeneous":
             listed.append(_best(line))
-        if line.row.startswith("uniform"):
+        if line.row.is_uniform:
             listed.append(_alike(line))
     return listed
 
@@ -229,12 +235,13 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 
 def report(setting: Setting, choice: Choice) -> Report:
-    found = [one for folder in sorted(setting.out.glob("table*/")) for one in read_results(folder)]
+    known = tables()
+    found = read_results(setting.out, sorted(known))
     explained = read_explanations(setting.out / FILE)
     others = {
-        study: words
+        study: known[study].difference
         for study in dict.fromkeys(one.study for one in found)
-        if (words := next((OTHERS[name] for name in OTHERS if study.startswith(name)), ""))
+        if known[study].difference
     }
     ours = [one for one in found if one.study not in others]
     parts = [
@@ -278,7 +285,7 @@ def _failures(listed: Sequence[Finding], explained: Sequence[Explanation]) -> st
 
 
 def _explains(explanation: Explanation, finding: Finding) -> bool:
-    return (finding.study, finding.cluster, finding.row, finding.claim) == (
+    return (finding.study, finding.cluster, str(finding.row), finding.claim) == (
         explanation.study,
         explanation.cluster,
         explanation.row,

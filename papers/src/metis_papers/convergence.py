@@ -12,8 +12,8 @@ import numpy as np
 
 from metis.report.steps import Floats, running_mean, together, values_at
 from metis.report.style import GREY, LOOKS, group_colours, new_figure, plain, write_figure
-from metis_papers.results import Result
 from metis_papers.formatting import TITLES
+from metis_papers.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -55,7 +55,7 @@ def draw_convergence(found: Sequence[Result], title: str, path: Path) -> Path:
         plain(axes, "virtual time (s)", "test accuracy")
         axes.set_ylim(_limits(here))
         _inset(axes, here[0])
-        axes.set_title(row, loc="left", fontsize=10)
+        axes.set_title(str(row), loc="left", fontsize=10)
         lines_here, labels = axes.get_legend_handles_labels()
         handles |= zip(labels, lines_here, strict=True)
     in_order = [name for name in TITLES.values() if name in handles]

@@ -19,9 +19,9 @@ from metis.report.steps import together
 from metis.report.style import LOOKS, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
-from metis_papers.results import Result, read_results
-from metis_papers.study import Choice, Grid, Report, Study, chosen
 from metis_papers.formatting import TITLES, made_with, markdown_table, score, write_page
+from metis_papers.results import Result, read_results
+from metis_papers.study import Choice, Grid, Report, Study, chosen, chosen_rows
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -65,18 +65,11 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 def spent_by(one: Result) -> list[Spent]:
     """Return what a cell had spent at each of its tests."""
     points = []
-    for (now, _, latest), sums in zip(one.curve, one.traffic, strict=True):
+    for (now, _, latest), (_, up, down, samples) in zip(one.curve, one.traffic, strict=True):
         since = now - min(WINDOW * one.virtual_seconds, EARLY * now)
         score = fmean([value for at, _, value in one.curve if since < at <= now] or [latest])
-        points.append(Spent(score, now, (sums[1] + sums[2]) / 1e9, _samples_by(one, sums)))
+        points.append(Spent(score, now, (up + down) / 1e9, samples))
     return points
-
-
-def _samples_by(one: Result, sums: Sequence[int]) -> float:
-    if len(sums) > 3:
-        return sums[3]
-    # Early cells tell samples at the end alone: here each update is taken to have cost as many.
-    return one.samples * sums[0] / max(one.traffic[-1][0], 1)
 
 
 def reached(points: Sequence[Spent], score: float) -> Spent | None:
@@ -87,12 +80,11 @@ def reached(points: Sequence[Spent], score: float) -> Spent | None:
 def report(setting: Setting, choice: Choice) -> Report:
     grid = _grid(choice)
     name = NAME + grid.suffix
-    rows = chosen(choice.rows or ROWS, grid.rows, f"row of {NAME}", grid.more_rows)
-    folder = setting.out / grid.name / CLUSTER
+    rows = chosen_rows(choice.rows or ROWS, grid.rows, NAME, grid.more_rows)
     found = [
         one
-        for one in read_results(folder)
-        if one.row in rows and one.traffic and one.policy in TITLES
+        for one in read_results(setting.out, [grid.name])
+        if one.cluster == CLUSTER and one.row in rows and one.traffic and one.policy in TITLES
     ]
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
@@ -105,11 +97,6 @@ def report(setting: Setting, choice: Choice) -> Report:
     for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
         here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
         parts.append(_table(here))
-    if any(len(one.traffic[-1]) < 4 for one in found):
-        parts.append(
-            "Cells of early code tell how many samples were trained in all, not by when: "
-            "theirs are shared out evenly over their updates.\n"
-        )
     picture = draw(found, setting.out / f"{name}.png")
     parts += [f"![accuracy by time, bytes and samples]({picture.name})\n", made_with(found)]
     return write_page(setting.out, name, "\n".join(parts), [picture])
@@ -175,7 +162,7 @@ def draw(found: Sequence[Result], path: Path) -> Path:
             axes.set_xscale("log")
             axes.set_ylim(bottom=best / 2)  # what is of no use is not compared
         panels[0].set_ylabel("test accuracy")
-        panels[0].set_title(", ".join(key), loc="left", fontsize=10)
+        panels[0].set_title(", ".join(map(str, key)), loc="left", fontsize=10)
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=max(len(lines), 1))
     return write_figure(figure, path)
 

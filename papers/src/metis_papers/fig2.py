@@ -21,9 +21,9 @@ from metis.core.kernels import divide
 from metis.core.types import LearnerId, Update, Vector, frozen
 from metis.report.style import COLOURS, new_figure, plain, write_figure
 from metis_papers.cells import Cell, Setting
-from metis_papers.results import commit, device_name
-from metis_papers.study import Choice, Report, Study
 from metis_papers.formatting import markdown_table, write_page
+from metis_papers.provenance import commit, device_name
+from metis_papers.study import Choice, Report, Study
 
 
 @dataclass(frozen=True, slots=True)

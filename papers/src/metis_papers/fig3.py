@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from metis.report.style import group_colours, new_figure, plain, write_figure
 from metis_papers import table1
-from metis_papers.cells import Cell, Setting, federated_cell
+from metis_papers.cells import Cell, Setting, federated_cell, rows
+from metis_papers.formatting import costs_table, made_with, write_page
 from metis_papers.results import read_results
 from metis_papers.study import Choice, Report, Study
-from metis_papers.formatting import costs_table, made_with, write_page
 
-ROW, POLICY, CLUSTER = "uniform-iid", "async-dvw-adaptive", "heterogeneous"
+(ROW,) = rows("uniform-iid")
+POLICY, CLUSTER = "async-dvw-adaptive", "heterogeneous"
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
@@ -36,7 +37,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 
 def report(setting: Setting, choice: Choice) -> Report:
     name = f"fig3{table1.grid_of(choice.data, 'fig3').suffix}"
-    found = [one for one in read_results(setting.out / name) if one.cycles]
+    found = [one for one in read_results(setting.out, [name]) if one.cycles]
     if not found:
         return write_page(setting.out, name, "## Figure 3\n\nIts cell is missing.\n")
     cycles = found[0].cycles

@@ -13,21 +13,25 @@ from metis.report.style import group_colours, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.fig3 import CLUSTER, POLICY, ROW
+from metis_papers.formatting import made_with, markdown_table, write_page
 from metis_papers.results import FIRST_CYCLES, read_results
 from metis_papers.study import Choice, Report, Study
-from metis_papers.formatting import made_with, markdown_table, write_page
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
     grid = table1.grid_of(choice.data, "fig4")
     choice.must_be((CLUSTER,), (ROW,), (POLICY,), "fig4")
-    return grid.cells(setting, Choice((CLUSTER,), (ROW,), (POLICY,)))
+    return grid.cells(setting, Choice((CLUSTER,), (str(ROW),), (POLICY,)))
 
 
 def report(setting: Setting, choice: Choice) -> Report:
     grid = table1.grid_of(choice.data, "fig4")
-    name, folder = f"fig4{grid.suffix}", setting.out / grid.name / CLUSTER / ROW
-    found = [one for one in read_results(folder) if one.policy == POLICY]
+    name = f"fig4{grid.suffix}"
+    found = [
+        one
+        for one in read_results(setting.out, [grid.name])
+        if (one.cluster, one.row, one.policy) == (CLUSTER, ROW, POLICY)
+    ]
     there = [one for one in found if one.trigger_staleness]
     if not there:
         what = "does not tell of staleness at the trigger: make it again" if found else "is missing"

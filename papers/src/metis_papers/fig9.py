@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from metis.report.style import LOOKS, new_figure, plain, write_figure
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
-from metis_papers.results import Result, read_results
-from metis_papers.study import Choice, Report, Study, chosen
 from metis_papers.formatting import TITLES, made_with, markdown_table, write_page
+from metis_papers.results import Result, read_results
+from metis_papers.study import Choice, Report, Study, chosen_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,18 +30,20 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 def report(setting: Setting, choice: Choice) -> Report:
     grid = table1.grid_of(choice.data, "fig9")
     name = f"fig9{grid.suffix}"
-    rows = chosen(choice.rows or ROWS, grid.rows, "row of fig9", grid.more_rows)
+    rows = chosen_rows(choice.rows or ROWS, grid.rows, "fig9", grid.more_rows)
     found = [
-        one for one in read_results(setting.out / grid.name / "heterogeneous") if one.row in rows
+        one
+        for one in read_results(setting.out, [grid.name])
+        if one.cluster == "heterogeneous" and one.row in rows
     ]
     if not found:
         return write_page(setting.out, name, "## Figure 9\n\nAll its cells are missing.\n")
     lines = [
         (
-            one.row,
+            str(one.row),
             TITLES[one.policy],
             str(one.seed),
-            one.horizon,
+            str(one.horizon),
             f"{one.requests:,}",
             f"{one.models_exchanged:,}",
             f"{one.evaluation_models:,}",

@@ -7,10 +7,10 @@ from dataclasses import replace
 from metis_papers import table1, table2, table3
 from metis_papers.cells import Cell, Setting
 from metis_papers.convergence import draw_convergence
+from metis_papers.formatting import made_with, write_page
 from metis_papers.results import read_results
 from metis_papers.study import Choice, Grid, Report, Study
 from metis_papers.tables import missing
-from metis_papers.formatting import made_with, write_page
 
 
 def _grid(name: str, choice: Choice) -> tuple[Grid, str]:
@@ -35,7 +35,7 @@ def _study(name: str, summary: str) -> Study:
         grid, cluster = _grid(name, choice)
         file = name + grid.suffix
         title = f"Figure {name[3:]}: {grid.name}, {cluster} cluster, over virtual time"
-        found = [one for one in read_results(setting.out / grid.name) if one.cluster == cluster]
+        found = [one for one in read_results(setting.out, [grid.name]) if one.cluster == cluster]
         only = replace(grid, policies={cluster: grid.policies[cluster]})
         parts = [f"## {title}\n", missing(only, found)]
         pictures = []

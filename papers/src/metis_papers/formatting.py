@@ -85,10 +85,10 @@ def costs_table(results: Sequence[Result]) -> str:
     rows = [
         (
             one.cluster,
-            one.row,
+            str(one.row),
             one.variant or one.policy,
             str(one.seed),
-            one.horizon,
+            str(one.horizon),
             score([] if one.final_score is None else [one.final_score]),
             score([] if one.best_score is None else [one.best_score]),
             *_late(one),

@@ -24,7 +24,7 @@ from typing import Any
 from metis import paper
 from metis.config import Config
 from metis.runtime.journal import Record
-from metis_papers.cells import Domain, Horizon, Setting, federated_cell
+from metis_papers.cells import Domain, Horizon, Setting, federated_cell, rows
 from metis_papers.generated import generated_file
 
 FILE = Path(__file__).with_name("twins.json")
@@ -40,13 +40,14 @@ POLICIES = (
     "async-dvw-adaptive",
     "async-uniform",
 )
+_FEW, _EVEN = rows("powerlaw-3", "uniform-3")
 #: By network: the data that the generated data of its twin is like, and the row of the table.
 NETWORKS = {
-    "mlp": ("cifar10", "powerlaw-3"),
-    "cifar_cnn": ("cifar10", "powerlaw-3"),
-    "resnet50_cifar": ("cifar10", "powerlaw-3"),
-    "leaf_cnn": ("mnist_by_writer", "uniform-3"),
-    "femnist_cnn": ("mnist_by_writer", "uniform-3"),
+    "mlp": ("cifar10", _FEW),
+    "cifar_cnn": ("cifar10", _FEW),
+    "resnet50_cifar": ("cifar10", _FEW),
+    "leaf_cnn": ("mnist_by_writer", _EVEN),
+    "femnist_cnn": ("mnist_by_writer", _EVEN),
 }
 _POLICY, _NETWORK = "sync-fedavg", "mlp"  # what twins of networks, and of policies, share
 #: A deep network soon turns what two processors round differently into another model.

@@ -22,8 +22,8 @@ from metis.core.errors import ConfigError, Interrupted, MetisError, RunError, un
 if TYPE_CHECKING:
     from metis.runtime.journal import Listener
     from metis_papers.cells import Cell, Setting
-    from metis_papers.study import Choice, Report, Study
     from metis_papers.run_cells import Watch
+    from metis_papers.study import Choice, Report, Study
 
 commands = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
@@ -103,8 +103,8 @@ def reproduce(
     """
     from metis_papers.catalogue import STUDIES
     from metis_papers.cells import Setting
-    from metis_papers.study import Choice
     from metis_papers.run_cells import countdown
+    from metis_papers.study import Choice
 
     names = list(STUDIES) if what == "all" else [what]
     if names[0] not in STUDIES:

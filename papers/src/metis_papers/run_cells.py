@@ -6,7 +6,6 @@ On a GPU, and wherever several are made at a time, each has a process of its own
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -23,16 +22,12 @@ from metis.config import load
 from metis.core.errors import Interrupted, MetisError, RunError
 from metis.report.follow import Follower
 from metis.runtime.files import CONFIG, JOURNAL
-from metis.runtime.journal import Listener, Record
+from metis.runtime.journal import Listener
 from metis_papers.cells import Cell, Setting
+from metis_papers.from_journal import write_result
 from metis_papers.mps import computing_at_once
-from metis_papers.results import (
-    FILE,
-    Result,
-    precision_of,
-    read_result,
-    write_result,
-)
+from metis_papers.provenance import precision_of
+from metis_papers.results import ARCHIVE, FILE, Result, read_archive, read_result
 
 LOG = "log.txt"  # what a process of its own said
 INTERRUPTED = 130  # exit status
@@ -52,39 +47,58 @@ def countdown(seconds: float | None) -> Callable[[], float | None]:
     return lambda: max(0.0, until - time.monotonic())
 
 
-def run_cell(cell: Cell, directory: Path, listeners: tuple[Listener, ...] = ()) -> Result:
-    """Make one cell, from where it stands to its `cell.json`."""
+def run_cell(
+    cell: Cell,
+    directory: Path,
+    listeners: tuple[Listener, ...] = (),
+    stop: threading.Event | None = None,
+) -> Result:
+    """Make one cell, from where it stands to its `cell.json`. Raises Interrupted at `stop`."""
     from metis.runtime.run import run_or_resume
 
+    if stop is not None and stop.is_set():
+        raise Interrupted("stopped before it had begun")
     config = cell.config
     if (directory / CONFIG).is_file():
-        # How it is computed was settled when it began; with more jobs it would be settled anew.
+        # How it is computed was settled when it began; with more jobs it would be another engine.
         begun = load(directory / CONFIG)
         config = replace(config, engine=begun.engine, threads=begun.threads)
-    run_or_resume(config, directory, listeners)
+    run_or_resume(config, directory, listeners, stop)
     return write_result(cell, directory)
 
 
 def finished(cell: Cell, out: Path) -> bool:
-    """Whether a cell is there. Raises RunError if what is there was asked for differently."""
+    """Whether the result of a cell exists. Raises RunError if it was made with other settings."""
+    return _is_finished(cell, out, _kept(out))
+
+
+def _kept(out: Path) -> dict[str, Result]:
+    """Return the cells of the file of all cells, by name. One of another arithmetic is not used."""
+    return {one.name: one for one in read_archive(out / ARCHIVE) if one.is_current}
+
+
+def _is_finished(cell: Cell, out: Path, kept: Mapping[str, Result]) -> bool:
     path = cell.directory(out) / FILE
-    if not path.is_file():
+    if path.is_file():
+        there, where = read_result(path), str(path)
+    elif cell.name in kept:
+        there, where = kept[cell.name], f"{cell.name} in {out / ARCHIVE}"
+    else:
         return False
-    there = read_result(path)
-    if (there.scale, there.horizon) != (cell.scale, cell.horizon.in_words()):
+    if (there.scale, there.horizon) != (cell.scale, cell.horizon):
         raise RunError(
-            f"{path} was made at scale {there.scale} for {there.horizon}, but scale {cell.scale} "
-            f"and {cell.horizon.in_words()} are asked for: choose another --out"
+            f"{where} was made at scale {there.scale} for {there.horizon}, but scale {cell.scale} "
+            f"and {cell.horizon} are asked for: choose another --out"
         )
     if not there.is_current:
         raise RunError(
-            f"{path} was made at {there.commit}, whose arithmetic is not today's: remove it, so "
+            f"{where} was made at {there.commit}, whose arithmetic is not today's: remove it, so "
             "that the cell is made again, or choose another --out"
         )
     if there.precision != precision_of(cell.config):
         raise RunError(
-            f"{path} was made with precision {there.precision}, but {precision_of(cell.config)} is "
-            "asked for: choose another --out"
+            f"{where} was made with precision {there.precision}, but {precision_of(cell.config)} "
+            "is asked for: choose another --out"
         )
     return True
 
@@ -94,7 +108,8 @@ def make(cells: Sequence[Cell], setting: Setting, tell: Tell, watch: Watch) -> N
 
     Stops, leaving cells that can be taken up again, when the user or `stop_after` says so.
     """
-    waiting = [cell for cell in cells if not finished(cell, setting.out)]
+    kept = _kept(setting.out)
+    waiting = [cell for cell in cells if not _is_finished(cell, setting.out, kept)]
     if len(waiting) < len(cells):
         tell(f"{len(cells) - len(waiting)} of {len(cells)} cells are there already")
     for cell in waiting if setting.restart else ():
@@ -149,8 +164,7 @@ def _stopping(setting: Setting) -> Iterator[threading.Event]:
     with stop_requests() as stop:
         timer = None
         if setting.stop_after is not None:
-            # By a signal, so that a run under way hears of it too.
-            timer = threading.Timer(setting.stop_after, os.kill, (os.getpid(), signal.SIGINT))
+            timer = threading.Timer(setting.stop_after, stop.set)
             timer.daemon = True
             timer.start()
         try:
@@ -162,19 +176,10 @@ def _stopping(setting: Setting) -> Iterator[threading.Event]:
 
 def _one_by_one(cells: Sequence[Cell], setting: Setting, progress: _Progress, watch: Watch) -> None:
     with _stopping(setting) as stop:
-
-        def pass_on(record: Record) -> None:
-            if stop.is_set():  # it came before the run was there to hear it
-                stop.clear()
-                signal.raise_signal(signal.SIGINT)
-
         for cell in cells:
-            if stop.is_set():
-                return
             try:
                 with watch(cell) as listeners:
-                    directory = cell.directory(setting.out)
-                    result = run_cell(cell, directory, (pass_on, *listeners))
+                    result = run_cell(cell, cell.directory(setting.out), listeners, stop)
             except Interrupted:
                 return
             except MetisError as error:

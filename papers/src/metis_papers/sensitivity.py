@@ -14,9 +14,7 @@ from typing import Any
 
 from metis.report.style import COLOURS, GREY, new_figure, plain, write_figure
 from metis_papers import table1
-from metis_papers.cells import Cell, Setting, federated_cell
-from metis_papers.results import Result, read_results
-from metis_papers.study import Choice, Grid, Report, chosen
+from metis_papers.cells import Cell, Horizon, Row, Setting, federated_cell
 from metis_papers.formatting import (
     costs_table,
     made_with,
@@ -25,6 +23,8 @@ from metis_papers.formatting import (
     score,
     write_page,
 )
+from metis_papers.results import Result, read_results
+from metis_papers.study import Choice, Grid, Report, chosen, chosen_rows
 
 CLUSTER = "heterogeneous"
 ROW = "powerlaw-3"  # if no other is asked for
@@ -38,7 +38,7 @@ def planned(
 ) -> list[Cell]:
     """Return the cells of these plans; of data other than the paper's they have its name."""
     chosen(choice.clusters, (CLUSTER,), f"cluster of {study}")
-    rows = chosen(choice.rows or (ROW,), grid.rows, f"row of {study}", grid.more_rows)
+    rows = chosen_rows(choice.rows or (ROW,), grid.rows, study, grid.more_rows)
     known = tuple(dict.fromkeys(policy for policy, _, _ in plans))
     policies = chosen(choice.policies, known, f"policy of {study}")
     return [
@@ -124,8 +124,8 @@ class Sensitivity:
 
 #: A title, what is varied, and the cells that tell of it.
 Panel = tuple[str, Sensitivity, Sequence[Result]]
-#: Given a row and a horizon in words, and the cells of both: what is said of them, and drawn.
-Told = Callable[[str, str, Sequence[Result]], tuple[list[str], list[Panel]]]
+#: Given a row, a horizon, and the cells of both: what is said of them, and drawn.
+Told = Callable[[Row, Horizon, Sequence[Result]], tuple[list[str], list[Panel]]]
 
 
 def sensitivity_page(
@@ -136,7 +136,7 @@ def sensitivity_page(
     `titles` are the page's and the picture's.
     """
     name, (title, caption) = study + table1.grid_of(choice.data, study).suffix, titles
-    found = read_results(setting.out / name)
+    found = read_results(setting.out, [name])
     if not found:
         return write_page(setting.out, name, f"## {name}\n\nAll its cells are missing.\n")
     parts, panels = [f"## {title}\n"], list[Panel]()

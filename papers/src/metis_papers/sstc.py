@@ -19,13 +19,13 @@ from typing import Any
 from metis.config import load
 from metis.data.sources import SOURCES, cache_directory
 from metis.report.style import COLOURS, new_figure, plain, write_figure
-from metis_papers.cells import Cell, Horizon, Setting, seeded
+from metis_papers.cells import Cell, Horizon, Row, Setting
+from metis_papers.formatting import made_with, markdown_table, paired, score, write_page
 from metis_papers.generated import NUM_OWNERS, generated_file
-from metis_papers.results import Result, read_results
 from metis_papers.published import SSTC_ACCURACY
+from metis_papers.results import Result, read_results
 from metis_papers.sstc_kernels import SHARES, gains, in_words, look
 from metis_papers.study import Choice, Report, Study, chosen
-from metis_papers.formatting import made_with, markdown_table, paired, score, write_page
 
 NAME, CLUSTER = "sstc", "writers"
 DATA = {"mnist_by_writer": 539, "femnist": 3400}  # and its writers
@@ -108,7 +108,7 @@ def _cell(setting: Setting, data: str, name: str, seed: int) -> Cell:
     return Cell(
         NAME,
         CLUSTER,
-        data,
+        Row("uniform", "natural", data),
         policy,
         seed,
         setting.scale,
@@ -157,7 +157,9 @@ def curves_of(found: Sequence[Result]) -> dict[str, list[list[Point]]]:
 
 def report(setting: Setting, choice: Choice) -> Report:
     data = choice.data or USUAL
-    found = [one for one in read_results(setting.out / NAME) if one.row == data and one.traffic]
+    found = [
+        one for one in read_results(setting.out, [NAME]) if one.row.data == data and one.traffic
+    ]
     if not found:
         return write_page(setting.out, NAME, "## SSTC\n\nAll its cells are missing.\n")
     parts, pictures = ["## SSTC: accuracy per round and per megabyte\n"], []
@@ -170,9 +172,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     ((most, _),) = alike.most_common(1)
     shown = [one for one in found if (one.scale, one.horizon) == most]
     dense = [one for one in shown if one.variant == "dense"]
-    rows, drawn = (
-        look(setting.out, _directory(setting.out, dense[0]), dense[0]) if dense else ([], [])
-    )
+    rows, drawn = look(setting.out, setting.out / dense[0].name, dense[0]) if dense else ([], [])
     pictures.append(draw(curves_of(shown), gains(rows), setting.out / f"{NAME}.png"))
     parts.append(f"![accuracy per round, per megabyte, by share of kernels]({NAME}.png)\n")
     if rows:
@@ -185,11 +185,6 @@ def report(setting: Setting, choice: Choice) -> Report:
         pictures += drawn
     parts.append(made_with(found))
     return write_page(setting.out, NAME, "\n".join(parts), pictures)
-
-
-def _directory(out: Path, one: Result) -> Path:
-    """Return where the run of a cell lies, if it is still there."""
-    return out / NAME / one.cluster / one.row / seeded(one.variant, one.seed)
 
 
 def _table(found: Sequence[Result]) -> str:

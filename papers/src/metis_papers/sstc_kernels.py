@@ -23,9 +23,9 @@ from metis.report.kernels import compared, kept_updates
 from metis.report.style import write_figure
 from metis.runtime.files import CONFIG, FINAL, INITIAL
 from metis.store.weights import file_layout, read_safetensors
-from metis_papers.results import Result
-from metis_papers.published import SSTC_CONVOLUTIONS_SMALLER
 from metis_papers.formatting import markdown_table
+from metis_papers.published import SSTC_CONVOLUTIONS_SMALLER
+from metis_papers.results import Result
 
 SPARSITY, SHARE = 0.01, 0.125
 SPARSITY_OF_FIGURE_1 = 0.001
@@ -65,7 +65,7 @@ def look(out: Path, dense: Path, one: Result) -> tuple[list[Measured], list[Path
     earlier measures are there.
     """
     path = out / KEPT
-    of = [one.dataset, one.scale, one.horizon, one.seed]
+    of = [one.dataset, one.scale, str(one.horizon), one.seed]
     pictures = [out / "sstc-fig1.png", *(out / f"sstc-fig2-{when}.png" for when in WHEN)]
     if (dense / FINAL).is_file():
         rows = _measured(dense, pictures)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metis.core.errors import ConfigError, unknown
-from metis_papers.cells import Cell, Domain, Horizon, Setting, federated_cell
+from metis_papers.cells import Cell, Domain, Horizon, Row, Setting, federated_cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Choice:
     """The part of a study that is wanted; None: all of it."""
 
     clusters: tuple[str, ...] | None = None
-    rows: tuple[str, ...] | None = None
+    rows: tuple[str, ...] | None = None  # by name
     policies: tuple[str, ...] | None = None
     data: str | None = None
 
@@ -27,19 +27,19 @@ class Choice:
     def must_be(
         self,
         clusters: tuple[str, ...],
-        rows: tuple[str, ...],
+        rows: tuple[Row, ...],
         policies: tuple[str, ...],
         of: str,
     ) -> None:
         """Raise ConfigError if anything else is wanted, but for its data."""
         chosen(self.clusters, clusters, f"cluster of {of}")
-        chosen(self.rows, rows, f"row of {of}")
+        chosen_rows(self.rows, rows, of)
         chosen(self.policies, policies, f"policy of {of}")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a study: text to print, which is also in the first of the files."""
+    """The report of a study: text to print, which is also in the first of the files."""
 
     text: str
     files: tuple[Path, ...] = ()
@@ -64,21 +64,28 @@ class Grid:
 
     name: str
     domain: Domain
-    rows: tuple[str, ...]
+    rows: tuple[Row, ...]
     policies: Mapping[str, tuple[str, ...]]  # by cluster
     horizons: Mapping[str, Horizon]
-    smoke_row: str
-    more_rows: tuple[str, ...] = ()  # made only when they are named
+    smoke_row: Row
+    more_rows: tuple[Row, ...] = ()  # made only when they are named
+    other_data: str = ""  # the name of the data, if it is not the paper's
+    of: str = ""  # the table of the paper, if this one differs from it
+    difference: str = ""  # how it differs, in words
 
     @property
     def suffix(self) -> str:
-        """What files are called by that are made of it, where it is of other data: -mnist."""
-        _, hyphen, data = self.name.partition("-")
-        return hyphen + data
+        """The end of the names of files that are made of it, where it is of other data: -mnist."""
+        return f"-{self.other_data}" if self.other_data else ""
+
+    @property
+    def table(self) -> str:
+        """The table of the paper that it is, or differs from."""
+        return self.of or self.name
 
     def cells(self, setting: Setting, choice: Choice) -> list[Cell]:
         clusters = chosen(choice.clusters, tuple(self.policies), f"cluster of {self.name}")
-        rows = chosen(choice.rows, self.rows, f"row of {self.name}", self.more_rows)
+        rows = chosen_rows(choice.rows, self.rows, self.name, self.more_rows)
         if setting.scale == "smoke" and choice.rows is None:
             rows = (self.smoke_row,)
         known = tuple(dict.fromkeys(p for c in clusters for p in self.policies[c]))
@@ -106,3 +113,13 @@ def chosen(
         if name not in (*known, *more):
             raise ConfigError(unknown(what, name, (*known, *more)))
     return names
+
+
+def chosen_rows(
+    asked: Iterable[str] | None, known: Sequence[Row], of: str, more: Sequence[Row] = ()
+) -> tuple[Row, ...]:
+    """Return the rows that were asked for by name, or all of a table."""
+    rows = {str(row): row for row in (*known, *more)}
+    names = [str(row) for row in known]
+    others = [str(row) for row in more]
+    return tuple(rows[name] for name in chosen(asked, names, f"row of {of}", others))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from metis.core.errors import ConfigError, unknown
-from metis_papers.cells import Cell, Domain, Horizon, Setting
+from metis_papers.cells import Cell, Domain, Horizon, Setting, rows
 from metis_papers.published import TABLE1_ROWS
 from metis_papers.study import Choice, Grid, Report, Study
 from metis_papers.tables import NOT_PUBLISHED, table_report
@@ -36,9 +36,9 @@ GRID = Grid(
         ),
     },
     horizons={"homogeneous": Horizon(rounds=200), "heterogeneous": Horizon(seconds=14_000.0)},
-    smoke_row="powerlaw-3",
+    smoke_row=TABLE1_ROWS[-1],
     # The other reading of the paper's power law, size_k ~ 1.5^-k; see papers/README.md.
-    more_rows=("geometric-iid", "geometric-5", "geometric-3"),
+    more_rows=rows("geometric-iid", "geometric-5", "geometric-3"),
 )
 
 
@@ -54,7 +54,14 @@ def grid_of(data: str | None, of: str = "table1") -> Grid:
     # Rates and batches are the paper's, so that it is the data and the network that differ.
     training = {"learning_rate": 0.05, "momentum": 0.75, "batch_size": 100}
     domain = Domain(GRID.domain.name, "mlp", data=data, train=training)
-    return replace(GRID, name=f"table1-{data}", domain=domain)
+    return replace(
+        GRID,
+        name=f"{GRID.name}-{data}",
+        domain=domain,
+        other_data=data,
+        of=GRID.name,
+        difference="The same federations, other data and a network for it",
+    )
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:

@@ -25,7 +25,9 @@ def grid_of(data: str | None) -> Grid:
         grid,
         name=NAME + grid.suffix,
         domain=replace(grid.domain, train={**grid.domain.train, "shuffle_buffer": BUFFER}),
-        rows=tuple(row for row in grid.rows if row.startswith("powerlaw")),
+        rows=tuple(row for row in grid.rows if row.is_power_law),
+        of=table1.GRID.name,
+        difference="With what we believe explains the difference changed",
     )
 
 

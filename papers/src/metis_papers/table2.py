@@ -25,7 +25,7 @@ GRID = Grid(
         )
     },
     horizons={"heterogeneous": Horizon(seconds=14_000.0)},
-    smoke_row="uniform-iid",
+    smoke_row=TABLE2_ROWS[0],
 )
 
 

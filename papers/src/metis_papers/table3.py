@@ -43,7 +43,7 @@ GRID = Grid(
         )
     },
     horizons={"heterogeneous": Horizon(seconds=30_000.0)},
-    smoke_row="uniform-iid",
+    smoke_row=TABLE3_ROWS[0],
 )
 
 
@@ -57,9 +57,19 @@ def grid_of(data: str | None) -> Grid:
     if data not in DATA:
         raise ConfigError(unknown("data of table3", data, DATA))
     source = data if data in SOURCES else str(cache_directory().absolute() / f"{data}.npz")
-    rows = tuple(row.replace("30", str(DATA[data])) for row in GRID.rows)
-    domain = replace(GRID.domain, data=source)
-    return replace(GRID, name=f"table3-{data}", domain=domain, rows=rows)
+    rows = tuple(
+        replace(row, classes=DATA[data]) if isinstance(row.classes, int) else row
+        for row in GRID.rows
+    )
+    return replace(
+        GRID,
+        name=f"{GRID.name}-{data}",
+        domain=replace(GRID.domain, data=source),
+        rows=rows,
+        other_data=data,
+        of=GRID.name,
+        difference="The same federations, other data",
+    )
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from metis_papers.cells import Setting
+from metis_papers.cells import Horizon, Row, Setting
 from metis_papers.convergence import draw_convergence
-from metis_papers.results import Result, read_results
-from metis_papers.published import ACCURACY
-from metis_papers.study import Grid, Report
 from metis_papers.formatting import (
     TITLES,
     beside,
@@ -20,9 +17,12 @@ from metis_papers.formatting import (
     score,
     write_page,
 )
+from metis_papers.published import ACCURACY
+from metis_papers.results import Result, read_results
+from metis_papers.study import Grid, Report
 
-#: Accuracy is also read where the paper reads it before the end: (cluster, seconds).
-EARLIER = {"homogeneous": 10_000.0}
+#: Accuracy is also read where the paper reads it before the end, by cluster.
+EARLIER = {"homogeneous": Horizon(seconds=10_000.0)}
 #: In place of the name of a table of the paper.
 NOT_PUBLISHED = "none"
 
@@ -34,7 +34,7 @@ def table_report(
 
     `published` is the table of the paper whose numbers stand in brackets.
     """
-    found = read_results(setting.out / grid.name)
+    found = read_results(setting.out, [grid.name])
     parts = [f"## {title}\n"]
     pictures = []
     for cluster in grid.policies:
@@ -55,8 +55,10 @@ def table_report(
     return write_page(setting.out, grid.name, "\n".join(parts), pictures)
 
 
-def _block(grid: Grid, cluster: str, found: Sequence[Result], horizon: str, published: str) -> str:
-    whole = grid.horizons[cluster].in_words()
+def _block(
+    grid: Grid, cluster: str, found: Sequence[Result], horizon: Horizon, published: str
+) -> str:
+    whole = grid.horizons[cluster]
     said = f"{cluster.capitalize()} cluster, after {horizon}"
     if not _of_the_paper(grid, found, published):
         said += "; not the paper's data, so its numbers do not stand here"
@@ -65,7 +67,7 @@ def _block(grid: Grid, cluster: str, found: Sequence[Result], horizon: str, publ
     else:
         said += "; in brackets the paper's, and our difference to it"
 
-    def cell(row: str, policy: str) -> str:
+    def cell(row: Row, policy: str) -> str:
         here = _of(found, row, policy)
         scores = [one.final_score for one in here if one.final_score is not None]
         theirs = _paper(grid, here, published, cluster, row, policy, whole)
@@ -77,15 +79,15 @@ def _block(grid: Grid, cluster: str, found: Sequence[Result], horizon: str, publ
 def _late(grid: Grid, cluster: str, found: Sequence[Result]) -> str:
     """Return scores over the last tenth of the time, which single models shake less; of several
     seeds also how far each policy is from its row's best, in the seeds that both have."""
-    late: dict[tuple[str, str], dict[int, float]] = {}
+    late: dict[tuple[Row, str], dict[int, float]] = {}
     for one in found:
         if one.curve:
             late.setdefault((one.row, one.policy), {})[one.seed] = fmean(one.late_scores())
 
-    def mean(row: str, policy: str) -> str:
+    def mean(row: Row, policy: str) -> str:
         return score([*late.get((row, policy), {}).values()])
 
-    def off_best(row: str, policy: str) -> str:
+    def off_best(row: Row, policy: str) -> str:
         several = [other for at, other in late if at == row and len(late[at, other]) > 1]
         if policy not in several:
             return "-"
@@ -107,15 +109,15 @@ def _late(grid: Grid, cluster: str, found: Sequence[Result]) -> str:
 
 
 def _earlier(
-    grid: Grid, cluster: str, found: Sequence[Result], seconds: float, published: str
+    grid: Grid, cluster: str, found: Sequence[Result], when: Horizon, published: str
 ) -> str:
     """Return the accuracy at an earlier moment, of cells that came there (or all but there)."""
-    when = f"{seconds:,.0f} s"
+    seconds = when.seconds or 0.0
     there = [one for one in found if one.virtual_seconds >= 0.99 * seconds]
     if not there:
         return f"None of these cells came to {when}.\n"
 
-    def cell(row: str, policy: str) -> str:
+    def cell(row: Row, policy: str) -> str:
         here = _of(there, row, policy)
         scores = [at for one in here if (at := one.score_at(seconds)) is not None]
         theirs = _paper(grid, here, published, cluster, row, policy, when)
@@ -125,15 +127,15 @@ def _earlier(
 
 
 def _lines(
-    grid: Grid, cluster: str, found: Sequence[Result], cell: Callable[[str, str], str]
+    grid: Grid, cluster: str, found: Sequence[Result], cell: Callable[[Row, str], str]
 ) -> str:
     policies, there = grid.policies[cluster], {one.row for one in found}
     rows = [row for row in (*grid.rows, *grid.more_rows) if row in there]
     heads = ["distribution", *(TITLES[policy] for policy in policies)]
-    return markdown_table(heads, [[row, *(cell(row, p) for p in policies)] for row in rows])
+    return markdown_table(heads, [[str(row), *(cell(row, p) for p in policies)] for row in rows])
 
 
-def _of(found: Sequence[Result], row: str, policy: str) -> list[Result]:
+def _of(found: Sequence[Result], row: Row, policy: str) -> list[Result]:
     return [one for one in found if one.row == row and one.policy == policy]
 
 
@@ -146,15 +148,14 @@ def _paper(
     found: Sequence[Result],
     published: str,
     cluster: str,
-    row: str,
+    row: Row,
     policy: str,
-    when: str,
+    when: Horizon,
 ) -> float | None:
     """Return the published number, unless these cells are of other data."""
     if found and not _of_the_paper(grid, found, published):
         return None
-    # Both readings of a power law stand beside the paper's one.
-    return ACCURACY.get((published, cluster, row.replace("geometric", "powerlaw"), policy, when))
+    return ACCURACY.get((published, cluster, row.of_the_paper, policy, when))
 
 
 def missing(grid: Grid, found: Sequence[Result]) -> str:
@@ -162,7 +163,7 @@ def missing(grid: Grid, found: Sequence[Result]) -> str:
     there = {(one.cluster, one.row, one.policy) for one in found}
     lines, count = [], 0
     for cluster, policies in grid.policies.items():
-        alike: dict[tuple[str, ...], list[str]] = {}
+        alike: dict[tuple[str, ...], list[Row]] = {}
         for row in grid.rows:
             absent = tuple(policy for policy in policies if (cluster, row, policy) not in there)
             count += len(absent)
@@ -170,7 +171,7 @@ def missing(grid: Grid, found: Sequence[Result]) -> str:
                 alike.setdefault(absent, []).append(row)
         for absent, rows in alike.items():
             which = "everything" if len(absent) == len(policies) else ", ".join(absent)
-            lines.append(f"- {cluster}: {which} of {', '.join(rows)}")
+            lines.append(f"- {cluster}: {which} of {', '.join(map(str, rows))}")
     total = len(grid.rows) * sum(len(policies) for policies in grid.policies.values())
     if not count:
         return f"All {total} cells are there.\n"

@@ -13,11 +13,11 @@ from statistics import fmean
 
 from metis.report.style import LOOKS
 from metis_papers import table1
-from metis_papers.cells import Cell, Setting
+from metis_papers.cells import Cell, Horizon, Row, Setting
+from metis_papers.formatting import TITLES, markdown_table, score
 from metis_papers.results import Result
 from metis_papers.sensitivity import Panel, Plan, Sensitivity, planned, sensitivity_page
 from metis_papers.study import Choice, Report, Study
-from metis_papers.formatting import TITLES, markdown_table, score
 
 NAME = "update-frequency"
 EPOCHS = (1, 2, 4, 8, 16, 32)
@@ -57,7 +57,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return sensitivity_page(setting, choice, NAME, titles, _told)
 
 
-def _told(row: str, horizon: str, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
+def _told(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     parts = [
         f"{row}, {horizon}; means over the last tenth of the time:\n",
         SENSITIVITY.table(here, "epochs", {}),

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metis_papers import table1
-from metis_papers.cells import Cell, Setting
+from metis_papers.cells import Cell, Horizon, Row, Setting
+from metis_papers.formatting import score
 from metis_papers.results import Result
 from metis_papers.sensitivity import (
     Panel,
@@ -21,7 +22,6 @@ from metis_papers.sensitivity import (
     sensitivity_page,
 )
 from metis_papers.study import Choice, Report, Study
-from metis_papers.formatting import score
 
 NAME = "validation-size"
 PERCENTS = (1, 2, 5, 10)
@@ -62,7 +62,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return sensitivity_page(setting, choice, NAME, titles, _told)
 
 
-def _told(row: str, horizon: str, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
+def _told(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     held_out = [
         ", ".join(_held_out(here, variant(percent, kind)) for kind in KINDS) for percent in PERCENTS
     ]

@@ -20,7 +20,8 @@ from typing import Any
 from metis.data.partition import deal
 from metis.report.style import LOOKS
 from metis_papers import table1
-from metis_papers.cells import LEARNERS, Cell, Setting
+from metis_papers.cells import LEARNERS, Cell, Horizon, Row, Setting
+from metis_papers.formatting import TITLES, markdown_table, paired
 from metis_papers.results import Result
 from metis_papers.sensitivity import (
     Panel,
@@ -29,8 +30,7 @@ from metis_papers.sensitivity import (
     planned,
     sensitivity_page,
 )
-from metis_papers.study import Choice, Report, Study, chosen
-from metis_papers.formatting import TITLES, markdown_table, paired
+from metis_papers.study import Choice, Report, Study, chosen_rows
 
 NAME = "wrong-labels"
 ROWS = ("uniform-iid", "powerlaw-iid")  # if no others are asked for
@@ -54,9 +54,9 @@ COMPARED = (
 )
 
 
-def orders_of(row: str) -> tuple[str, ...]:
+def orders_of(row: Row) -> tuple[str, ...]:
     """Return which learners are wrong first; where all are of one size that is no question."""
-    return ("",) if row.startswith("uniform") else ("largest", "smallest")
+    return ("",) if row.is_uniform else ("largest", "smallest")
 
 
 def variant(policy: str, count: int, order: str) -> str:
@@ -84,7 +84,7 @@ def curves(order: str) -> Sensitivity:
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
     grid = table1.grid_of(choice.data, NAME)
-    rows = chosen(choice.rows or ROWS, grid.rows, f"row of {NAME}", grid.more_rows)
+    rows = chosen_rows(choice.rows or ROWS, grid.rows, NAME, grid.more_rows)
     counts: Sequence[int] = COUNTS
     if setting.scale == "smoke":
         rows, counts = rows[:1], COUNTS[1:2]
@@ -100,7 +100,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
                     }
                     name = variant(policy, count, order)
                     plans[name] = (policy, name, changes)
-        found += planned([*plans.values()], grid, NAME, setting, replace(choice, rows=(row,)))
+        found += planned([*plans.values()], grid, NAME, setting, replace(choice, rows=(str(row),)))
     return found
 
 
@@ -109,7 +109,7 @@ def report(setting: Setting, choice: Choice) -> Report:
     return sensitivity_page(setting, choice, NAME, titles, _told)
 
 
-def _told(row: str, horizon: str, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
+def _told(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     parts, panels = list[str](), list[Panel]()
     for order in orders_of(row):
         varied = curves(order)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,14 +33,18 @@ def run(
     model: nn.Module | None = None,
     data: Dataset | None = None,
     listeners: tuple[Listener, ...] = (),
+    stop: threading.Event | None = None,
 ) -> Result:
-    """Run a federation in virtual time; write it to `out` if given, which must hold no run yet."""
+    """Run a federation in virtual time; write it to `out` if given, which must hold no run yet.
+
+    It stops when `stop` is set. Without `stop` it catches Ctrl-C and SIGTERM itself.
+    """
     if out is None and config.output.latest_models == "disk":
         raise ConfigError("output.latest_models = 'disk': the run needs a directory (--out)")
     federation = assemble(config, model, data)
     if out is not None:
         _claim(out, federation)
-    return _see_through(Session(federation, out, listeners), resumed=False)
+    return _see_through(Session(federation, out, listeners), resumed=False, stop=stop)
 
 
 def resume(
@@ -65,20 +71,23 @@ class Opened:
 
 
 def run_or_resume(
-    config: Config, out: Path, listeners: tuple[Listener, ...] = ()
+    config: Config,
+    out: Path,
+    listeners: tuple[Listener, ...] = (),
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """Return a run's summary: as it is there, or after going on with it, or from the start.
+    """Return the summary of a run: of a finished one, or after its rest, or from the start.
 
-    What is there must have been made by the same config.
+    A run that is there already must be of the same config. `stop` is as in `run`.
     """
     if not (out / CONFIG).is_file():
-        return run(config, out, listeners=listeners).summary
+        return run(config, out, listeners=listeners, stop=stop).summary
     federation = assemble(config)
     finished = _finished(federation, out)
     if finished is not None:
         federation.learners.close()
         return finished
-    return _go_on(federation, out, listeners).summary
+    return _go_on(federation, out, listeners, stop).summary
 
 
 def open_run(
@@ -114,9 +123,14 @@ def _finished(federation: Federation, out: Path) -> dict[str, Any] | None:
     return summary
 
 
-def _go_on(federation: Federation, directory: Path, listeners: tuple[Listener, ...]) -> Result:
+def _go_on(
+    federation: Federation,
+    directory: Path,
+    listeners: tuple[Listener, ...],
+    stop: threading.Event | None = None,
+) -> Result:
     _check_same(federation, directory)
-    return _see_through(Session(federation, directory, listeners), resumed=True)
+    return _see_through(Session(federation, directory, listeners), resumed=True, stop=stop)
 
 
 def _check_same(federation: Federation, directory: Path) -> None:
@@ -153,13 +167,14 @@ def _claim(out: Path, federation: Federation) -> None:
         raise RunError(f"cannot write to {out}: {error.strerror}") from None
 
 
-def _see_through(session: Session, resumed: bool) -> Result:
+def _see_through(session: Session, resumed: bool, stop: threading.Event | None) -> Result:
     """Open a session, take it to its end and close it, whatever happens."""
+    requests = stop_requests() if stop is None else nullcontext(stop)
     try:
-        with stop_requests() as stop, num_threads(session.config.threads or 1):
+        with requests as asked, num_threads(session.config.threads or 1):
             session.open(resumed)
             while session.step():
-                if stop.is_set():
+                if asked.is_set():
                     raise session.interrupted()
     finally:
         session.close()
