@@ -50,7 +50,8 @@ def test_the_examples_of_a_document_run(document: str, tmp_path: Path) -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    folders = (ROOT / "docs", ROOT / "papers")
+    documents = [*ROOT.glob("*.md"), *(path for each in folders for path in each.rglob("*.md"))]
     for document in documents:
         text = document.read_text(encoding="utf-8")
         for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):

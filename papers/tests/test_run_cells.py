@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from papers.tests.made_up import put, result, row
 
-from metis.core.errors import RunError
+from metis.core.errors import Interrupted, RunError
 from metis.runtime.journal import Listener, Record, read_journal
 from metis.store.claim import claimed
 from metis_papers import sstc, table1
@@ -112,6 +113,25 @@ def test_cells_in_processes_of_their_own_are_watched_by_what_they_write(tmp_path
         journal = one.directory(tmp_path) / "journal.jsonl"
         assert records[one.policy] == [*read_journal(journal), {"kind": "over"}]
     assert [line.split()[0] for line in lines] == ["1/2", "2/2"]
+
+
+def test_a_time_limit_ends_cells_wherever_they_are_made_without_a_signal(tmp_path: Path) -> None:
+    """A signal would reach the main thread, which here only waits."""
+    cut = cell(tmp_path, 100_000)
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            make([cut], Setting(tmp_path, stop_after=1.0), print, lambda cell: nullcontext(()))
+        except Interrupted as stop:
+            ended.append(stop)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(120)
+
+    assert [str(one).partition(";")[0] for one in ended] == ["1 of 1 cells are left"]
+    assert (cut.directory(tmp_path) / "checkpoint.safetensors").exists()
 
 
 def test_a_damaged_cell_says_what_to_do(tmp_path: Path) -> None:

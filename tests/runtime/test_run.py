@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,40 @@ def test_a_run_that_is_stopped_while_learners_are_yet_to_join_can_be_resumed(
     resume(tmp_path / "cut")
 
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_caller_can_stop_a_run_without_a_signal_also_outside_of_the_main_thread(
+    tmp_path: Path,
+) -> None:
+    config = small("async-dvw")
+    run(config, tmp_path / "whole")
+    stop = threading.Event()
+    ended: list[BaseException] = []
+
+    def go_on(begin: Callable[[threading.Event], object]) -> None:
+        stop.clear()
+        try:
+            begin(stop)
+        except Interrupted as interrupted:
+            ended.append(interrupted)
+
+    def look(record: Record) -> None:
+        if record["kind"] == "version" and record["version"] in (3, 6):
+            stop.set()
+
+    cut = tmp_path / "cut"
+    for begin in (
+        lambda stop: run(config, cut, listeners=(look,), stop=stop),
+        lambda stop: run_or_resume(config, cut, (look,), stop),
+    ):
+        thread = threading.Thread(target=go_on, args=(begin,))
+        thread.start()
+        thread.join(60)
+    assert len(ended) == 2
+    assert all("metis run --resume" in str(one) for one in ended)
+    resume(cut)
+
+    assert_same_run(tmp_path / "whole", cut)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")

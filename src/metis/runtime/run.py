@@ -53,13 +53,14 @@ def resume(
     model: nn.Module | None = None,
     data: Dataset | None = None,
     listeners: tuple[Listener, ...] = (),
+    stop: threading.Event | None = None,
 ) -> Result:
-    """Go on with an interrupted run; the end is the one it would have had."""
+    """Go on with an interrupted run; the end is the one it would have had. `stop` as in `run`."""
     if not (directory / CONFIG).is_file():
         raise RunError(f"{directory} holds no run: there is no {CONFIG} in it")
     if (directory / SUMMARY).exists():
         raise RunError(f"the run in {directory} is finished; see {directory / SUMMARY}")
-    return _go_on(assemble(load(directory / CONFIG), model, data), directory, listeners)
+    return _go_on(assemble(load(directory / CONFIG), model, data), directory, listeners, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _go_on(
     federation: Federation,
     directory: Path,
     listeners: tuple[Listener, ...],
-    stop: threading.Event | None = None,
+    stop: threading.Event | None,
 ) -> Result:
     _check_same(federation, directory)
     return _see_through(Session(federation, directory, listeners), resumed=True, stop=stop)
