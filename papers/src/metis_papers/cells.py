@@ -87,7 +87,7 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a user chose beside what is to be reproduced."""
+    """How the user wants it made: where, how long, by which machine."""
 
     out: Path
     scale: str = "full"

@@ -39,7 +39,7 @@ _INSET = (1.03, 0.52, 0.24, 0.46)  # right of its panel, where there are no line
 
 
 def draw_convergence(found: Sequence[Result], title: str, path: Path) -> Path:
-    """Draw every policy of every row that was tested, and beside each panel who holds what."""
+    """Draw every policy of every tested row, and next to each panel which learner holds what."""
     tested = [one for one in found if one.curve]
     rows = list(dict.fromkeys(one.row for one in tested))
     columns = _columns(len(rows))

@@ -1,8 +1,8 @@
 """Beyond the paper: what accuracy costs each policy, in time, in bytes moved, in samples trained.
 
 The paper compares policies after the same virtual time. A federation may rather be short of traffic
-(with DVW each update goes to every judge too) or of energy: what devices compute is told as samples
-trained. Drawn from the heterogeneous cells of Table I, or of the same table of other data.
+(with DVW each update goes to every judge too) or of energy: what devices compute is counted
+as samples trained. Drawn from the heterogeneous cells of Table I, or of the same table of other data.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Spent:
 
     score: float
     seconds: float
-    gigabytes: float  # moved by anybody: to the controller, from it to learners and to judges
+    gigabytes: float  # moved by all: to the controller, from it to learners and to judges
     samples: float
 
 

@@ -1,6 +1,6 @@
 """Figure 2: what a community update costs with and without the cache, as federations grow.
 
-`benchmarks/community.py` measures the same more carefully, beside what a copy of memory takes.
+`benchmarks/community.py` measures the same more carefully, and what a copy of memory takes.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _measured_row(name: str, count: int, repeats: int) -> dict[str, Any]:
 
 
 def different_models(values: int, learners: int) -> int:
-    """Return how many models of so many values learners have between them."""
+    """Return how many models of this size learners have between them."""
     return min(learners, max(2, MOST_BYTES // (4 * values)))
 
 

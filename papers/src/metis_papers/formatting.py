@@ -1,4 +1,4 @@
-"""How results are said: names of policies, numbers beside published ones, pages of Markdown."""
+"""Results as text: names of policies, numbers next to published ones, pages of Markdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTROLS = ("sync-uniform", "async-uniform")
 
 
 def score(values: Sequence[float]) -> str:
-    """Return one score as it is, several as mean ±half of their range."""
+    """Return one score, or the mean of several ±half of their range."""
     if not values:
         return "-"
     half_range = (max(values) - min(values)) / 2
@@ -63,7 +63,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def costs_table(results: Sequence[Result]) -> str:
-    """Return what each cell took: rounds, requests and samples stand beside every score."""
+    """Return what each cell took: with every score its rounds, requests and samples."""
     heads = (
         "cluster",
         "row",

@@ -43,7 +43,7 @@ def _result(cell: Cell, config: Config, records: Iterable[Record]) -> Result:
         stale_at_trigger.add(record)
         cycles.add(record)
         if record["kind"] == "task" and not snapshot_bytes:
-            snapshot_bytes = record["bytes_down"]  # the first that anybody is sent is whole
+            snapshot_bytes = record["bytes_down"]  # the first model that a learner is sent is whole
         if record["kind"] == "test" and record["score"] is not None:
             traffic.append(
                 [tally.num_arrived, tally.bytes_up, tally.bytes_down, tally.samples_trained]
@@ -132,20 +132,20 @@ class _TriggerStaleness:
 def _by_group(
     found: Mapping[str, Sequence[int]], groups: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return what there is to tell of each group's values."""
-    told: dict[str, dict[str, Any]] = {}
+    """Return a summary of each group's values."""
+    found_of: dict[str, dict[str, Any]] = {}
     for group in dict.fromkeys(groups.values()):
         members = [found.get(name, ()) for name in groups if groups[name] == group]
         every = [value for values in members for value in values]
         if every:
-            told[group] = {
+            found_of[group] = {
                 "updates": len(every),
                 "median": statistics.median(every),
                 "mean": round(statistics.mean(every), 1),
                 "std": round(statistics.stdev(every), 1) if len(every) > 1 else 0.0,
                 "first": [v for values in members for v in values[:FIRST_CYCLES]],
             }
-    return told
+    return found_of
 
 
 class _Cycles:
@@ -172,12 +172,11 @@ class _Cycles:
             self._offers[name].append(len(self._losses[name]))
 
     def _in_all(self, group: str, members: Sequence[str]) -> dict[str, int]:
-        """Return how many cycles a group had, of how many epochs, and how many of them were ended
-        by C1 or C2, and how many by the most epochs that a cycle may have; the others were by C3.
-        In how many of them the last epoch made the loss larger is told of all.
+        """Return how many cycles a group had, of how many epochs, and why they ended.
 
-        The loss of a received model is not in the journal. With burn-in nobody asks for it;
-        without, what ended a cycle is not told.
+        C1 or C2 ended `by_loss` of them, the most epochs that a cycle may have `by_cap`, C3 the
+        others. In `rose` of them the last epoch made the loss larger. The loss of a received model
+        is not in the journal: without burn-in C1 needs it, so why cycles ended is not known.
         """
         cycles = [
             self._losses[name][begin:end]

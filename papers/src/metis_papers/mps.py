@@ -26,7 +26,7 @@ def computing_at_once(tell: Callable[[str], None]) -> Iterator[dict[str, str]]:
     A daemon is started for it and ended behind it; one that the user has already is taken. Raises
     RunError where there is none to start; of one that does not end we only `tell`, since what was
     computed is there. A program that a signal kills at work on the GPU may spoil what the others
-    compute there: NVIDIA promises nothing then, which is why nobody gets this unasked.
+    compute there: NVIDIA promises nothing then, which is why it must be asked for.
     """
     theirs = os.environ.get(PIPES)
     if theirs:

@@ -4,7 +4,7 @@ Cells gather over weeks while the code changes. A cell may stand in a table only
 code would compute the same. Each policy and each network has a twin: a federation of seconds whose
 facts (who arrived when, after how many steps) and numbers (losses, weights) `twins.json` keeps. A
 test computes every twin and compares: facts exactly, numbers within what processors differ by.
-Whoever changes the arithmetic on purpose writes the twins again, and old cells leave the tables:
+Who changes the arithmetic on purpose writes the twins again, and old cells leave the tables:
 
     python -m metis_papers.numerics
 """

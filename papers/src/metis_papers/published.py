@@ -1,4 +1,4 @@
-"""What the papers report: the numbers ours stand beside. Top-1 accuracy on the test set."""
+"""What the papers report: the numbers ours are compared with. Top-1 accuracy on the test set."""
 
 from __future__ import annotations
 

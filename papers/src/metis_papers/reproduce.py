@@ -189,7 +189,7 @@ def _one(study: Study, setting: Setting, choice: Choice, report_only: bool, quie
 
 
 def _show(report: Report) -> None:
-    """Print a page as it is; on a terminal, tables that are too wide for it with folded cells."""
+    """Print a page; on a terminal, fold the cells of tables that are too wide for it."""
     for is_table, group in groupby(report.text.splitlines(), key=lambda line: line.startswith("|")):
         lines = list(group)
         if not (is_table and console.is_terminal and len(lines[0]) > console.width):
@@ -215,7 +215,7 @@ def _watching(setting: Setting, quiet: bool) -> Iterator[Watch]:
     elif not setting.side_by_side:
         yield _live
     elif not console.is_terminal:
-        yield _silent  # a line when a cell ends is told anyway
+        yield _silent  # a line is printed when a cell ends anyway
     else:
         from metis.report.many import ManyView
 

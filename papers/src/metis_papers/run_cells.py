@@ -1,4 +1,4 @@
-"""Cells are made: those that are finished are left alone, interrupted ones taken up again.
+"""Make cells: finished ones are left alone, interrupted ones are resumed.
 
 On a GPU, and wherever several are made at a time, each has a process of its own.
 """
@@ -33,7 +33,7 @@ LOG = "log.txt"  # what a process of its own said
 INTERRUPTED = 130  # exit status
 _LOOK_SECONDS = 0.5
 
-#: Is told a line of text.
+#: Prints a line of text.
 Tell = Callable[[str], None]
 #: Shows a cell while it is made: a context that gives listeners.
 Watch = Callable[[Cell], AbstractContextManager[tuple[Listener, ...]]]
@@ -202,18 +202,18 @@ def _side_by_side(
             pool.submit(_in_own_process, cell, setting.out, environment, going, stop, watch): cell
             for cell in cells
         }
-        told = set[str]()
+        signalled = set[str]()
         waiting: set[Future[int]] = set(futures)
         while waiting:
             over, waiting = wait(waiting, timeout=0.2)
             for future in over:
                 cell, status = futures[future], future.result()
-                if status != 0 and cell.name in told:
+                if status != 0 and cell.name in signalled:
                     continue  # however it ended, even before it could listen: it is left
                 _note(cell, status, setting.out, progress)
             for name, process in list(going.items()) if stop.is_set() else ():
-                if name not in told:
-                    told.add(name)
+                if name not in signalled:
+                    signalled.add(name)
                     process.send_signal(signal.SIGINT)  # it leaves a checkpoint
 
 
@@ -227,7 +227,7 @@ def _in_own_process(
 ) -> int:
     """Make a cell in a process of its own; return its exit status.
 
-    Whoever watches is told what that process writes to the journal.
+    Listeners get the records that the process writes to its journal.
     """
     if stop.is_set():
         return INTERRUPTED
@@ -245,7 +245,7 @@ def _in_own_process(
         going[cell.name] = process
         try:
             assert process.stdin is not None
-            with suppress(BrokenPipeError), process.stdin:  # its end is told by its status
+            with suppress(BrokenPipeError), process.stdin:  # the exit status says why it ended
                 process.stdin.write(json.dumps(cell.as_json()).encode())
             with watch(cell) as listeners:
                 followers = [Follower(directory / JOURNAL, listener) for listener in listeners]

@@ -1,6 +1,6 @@
-"""How a policy depends on one of its settings: a curve by values, beside a policy without it.
+"""How a policy depends on one of its settings: a curve by values, and a policy without it.
 
-Each value is a cell with a variant of its own; whoever stands beside them has none. Scores are
+Each value is a cell with a variant of its own; the control has none. Scores are
 means over the last tenth of the time: single models are too noisy to tell values apart.
 """
 
@@ -29,8 +29,14 @@ from metis_papers.study import Choice, Grid, Report, chosen, chosen_rows
 CLUSTER = "heterogeneous"
 ROW = "powerlaw-3"  # if no other is asked for
 
-#: A policy, the variant of its cells, and what of their config is not Table I's.
-Plan = tuple[str, str, Mapping[str, Mapping[str, Any]]]
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Cells to be made: a policy, its variant, and which settings are not Table I's."""
+
+    policy: str
+    variant: str = ""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def planned(
@@ -39,7 +45,7 @@ def planned(
     """Return the cells of these plans; of data other than the paper's they have its name."""
     chosen(choice.clusters, (CLUSTER,), f"cluster of {study}")
     rows = chosen_rows(choice.rows or (ROW,), grid.rows, study, grid.more_rows)
-    known = tuple(dict.fromkeys(policy for policy, _, _ in plans))
+    known = tuple(dict.fromkeys(plan.policy for plan in plans))
     policies = chosen(choice.policies, known, f"policy of {study}")
     return [
         federated_cell(
@@ -48,15 +54,15 @@ def planned(
             grid.domain,
             CLUSTER,
             row,
-            policy,
+            plan.policy,
             seed,
             grid.horizons[CLUSTER],
-            variant=variant,
-            **changes,
+            variant=plan.variant,
+            **plan.changes,
         )
         for row in rows
-        for policy, variant, changes in plans
-        if policy in policies
+        for plan in plans
+        if plan.policy in policies
         for seed in setting.seeds
     ]
 
@@ -69,20 +75,20 @@ class Sensitivity:
     curves: Mapping[str, Mapping[int, str]]  # by label: the variant of each value
     usual: str = ""  # the variant that others are compared with
     usual_in_words: str = ""
-    beside: str = ""  # the policy without the setting
-    beside_in_words: str = ""
+    control: str = ""  # the policy without the setting
+    control_in_words: str = ""
     looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by label: colour, style
 
     def scores(self, found: Sequence[Result], variant: str) -> list[float]:
-        """Return a score for each seed. Without a variant: of the policy that stands beside."""
-        return [fmean(one.late_scores()) for one in self._of(found, variant) if one.curve]
+        """Return a score of a variant for each seed."""
+        return [*_late([one for one in found if one.variant == variant]).values()]
 
-    def _of(self, found: Sequence[Result], variant: str) -> list[Result]:
-        return [
-            one
-            for one in found
-            if one.variant == variant and (variant or one.policy == self.beside)
-        ]
+    def control_scores(self, found: Sequence[Result]) -> list[float]:
+        """Return a score of the control for each seed."""
+        return [*_late(self._controls(found)).values()]
+
+    def _controls(self, found: Sequence[Result]) -> list[Result]:
+        return [one for one in found if not one.variant and one.policy == self.control]
 
     def table(self, found: Sequence[Result], head: str, more: Mapping[str, Sequence[str]]) -> str:
         """Return scores by value, a column for each curve; `more` columns go on from there."""
@@ -102,36 +108,37 @@ class Sensitivity:
 
     def differences(self, found: Sequence[Result]) -> str:
         """Return what each is off the usual one in the same seeds, where there are several."""
-        variants = ("", *(one for curve in self.curves.values() for one in curve.values()))
-        late = {
-            variant: {
-                one.seed: fmean(one.late_scores()) for one in self._of(found, variant) if one.curve
-            }
-            for variant in variants
-        }
+        late = {self.control: _late(self._controls(found))}
+        for variant in (one for curve in self.curves.values() for one in curve.values()):
+            late[variant] = _late([one for one in found if one.variant == variant])
         usual = late[self.usual]
         lines = []
         for variant, of_seeds in late.items():
             common = sorted(set(of_seeds) & set(usual))
             if len(common) > 1 and of_seeds is not usual:
                 ours, theirs = ([scores[seed] for seed in common] for scores in (of_seeds, usual))
-                lines.append((variant or self.beside, str(len(common)), paired(ours, theirs)))
+                lines.append((variant, str(len(common)), paired(ours, theirs)))
         if not lines:
             return ""
         heads = (f"instead of {self.usual_in_words}", "seeds", "difference ± standard error")
         return markdown_table(heads, lines)
 
 
-#: A title, what is varied, and the cells that tell of it.
+def _late(found: Sequence[Result]) -> dict[int, float]:
+    """Return the mean over the last tenth of the time by seed."""
+    return {one.seed: fmean(one.late_scores()) for one in found if one.curve}
+
+
+#: A title, what is varied, and its cells.
 Panel = tuple[str, Sensitivity, Sequence[Result]]
-#: Given a row, a horizon, and the cells of both: what is said of them, and drawn.
-Told = Callable[[Row, Horizon, Sequence[Result]], tuple[list[str], list[Panel]]]
+#: Given a row, a horizon, and the cells of both, returns text and panels to be drawn.
+Shown = Callable[[Row, Horizon, Sequence[Result]], tuple[list[str], list[Panel]]]
 
 
 def sensitivity_page(
-    setting: Setting, choice: Choice, study: str, titles: tuple[str, str], told: Told
+    setting: Setting, choice: Choice, study: str, titles: tuple[str, str], shown: Shown
 ) -> Report:
-    """Write the page of a study: what is told of each row and horizon, and one picture of all.
+    """Write the page of a study: the text of each row and horizon, and one picture of all.
 
     `titles` are the page's and the picture's.
     """
@@ -142,7 +149,7 @@ def sensitivity_page(
     parts, panels = [f"## {title}\n"], list[Panel]()
     for row, horizon in dict.fromkeys((one.row, one.horizon) for one in found):
         here = [one for one in found if (one.row, one.horizon) == (row, horizon)]
-        more, drawn = told(row, horizon, here)
+        more, drawn = shown(row, horizon, here)
         parts, panels = parts + more, panels + drawn
     seeds = {one.seed for one in found}
     if len(seeds) > 1:
@@ -172,17 +179,17 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
                 axes.plot(list(there), means, label=label, **look)
                 low, high = map(min, there.values()), map(max, there.values())
                 axes.vlines(list(there), [*low], [*high], color=colour, lw=1.5)
-        beside = varied.scores(found, "")
-        if beside:
-            axes.axhspan(min(beside), max(beside), color=GREY, alpha=0.12, lw=0)
-            label = varied.beside_in_words
-            axes.axhline(fmean(beside), color=GREY, linestyle=":", label=label)
+        control = varied.control_scores(found)
+        if control:
+            axes.axhspan(min(control), max(control), color=GREY, alpha=0.12, lw=0)
+            label = varied.control_in_words
+            axes.axhline(fmean(control), color=GREY, linestyle=":", label=label)
         plain(axes, varied.setting, "test accuracy")
         if 0 not in ticks:
             axes.set_xscale("log")
         axes.set_xticks(sorted(ticks), map(str, sorted(ticks)))
         axes.minorticks_off()
         axes.set_title(title, loc="left", fontsize=10)
-        if ticks or beside:
+        if ticks or control:
             axes.legend(fontsize=8, frameon=False, handlelength=3.2)
     return write_figure(figure, path)

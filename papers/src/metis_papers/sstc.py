@@ -2,7 +2,7 @@
 
 The setting is the paper's as far as the data allows: the FEMNIST CNN, 5 local epochs of plain SGD
 at 0.1, batches of 16, p = 1 %, 50 learners a round, 1,000 rounds. FEMNIST itself (`--data femnist`)
-is used where it can be had; the default is MNIST divided by who wrote it: 539 writers, 10 classes
+is used where it is prepared; the default is MNIST divided by who wrote it: 539 writers, 10 classes
 instead of 3,400 and 62. Fewer rounds of fewer writers at scale short.
 """
 
@@ -30,7 +30,7 @@ from metis_papers.study import Choice, Report, Study, chosen
 NAME, CLUSTER = "sstc", "writers"
 DATA = {"mnist_by_writer": 539, "femnist": 3400}  # and its writers
 USUAL = "mnist_by_writer"
-TARGET = 0.95  # megabytes until this accuracy are told
+TARGET = 0.95  # megabytes until this accuracy are shown
 
 
 def _stc(**more: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _cell(setting: Setting, data: str, name: str, seed: int) -> Cell:
     )
 
 
-# ---- what came of it ---------------------------------------------------------------------------
+# ---- the report --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _pairs(found: Sequence[Result]) -> str:
 def _line(
     name: str, seeds: Sequence[int], curves: Sequence[Sequence[Point]], snapshot_bytes: int
 ) -> list[str]:
-    """Return what came of the first seed, and the spread over all of them."""
+    """Return the results of the first seed, and the spread over all seeds."""
     points = curves[0]
     last = points[-1]
     reached = next((p.bytes_up / 1e6 for p in points if p.accuracy >= TARGET), None)

@@ -1,7 +1,7 @@
 """SSTC's Figures 1 and 2 and its Table I: where the largest changes of one update lie.
 
-One writer trains once from the first community model and once from the last of the dense run. What
-came of it is kept beside the pictures, for those who have the results but not the models.
+One writer trains once from the first community model and once from the last of the dense run. The
+measures are kept next to the pictures, for those who have the results but not the models.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Table I: CIFAR-10, nine distributions, a homogeneous and a heterogeneous cluster.
 
 On two cores a cell of it takes half a day. The same federations, distributions and policies can be
-had with Fashion-MNIST or MNIST and a small perceptron: minutes a cell, so several seeds are no
-trouble. Such a table has its own name, and the paper's numbers do not stand beside it.
+made with Fashion-MNIST or MNIST and a small perceptron: minutes a cell, so several seeds are no
+trouble. Such a table has its own name, and does not show the paper's numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GRID = Grid(
 def grid_of(data: str | None, of: str = "table1") -> Grid:
     """Return the table for the data that was asked for; other data has a name of its own.
 
-    `of` is what the user asked for, which is told if there is no such data.
+    `of` is what the user asked for; the error names it if there is no such data.
     """
     if data is None or data == GRID.domain.name:
         return GRID

@@ -1,6 +1,6 @@
 """Table III: EMNIST ByClass and LEAF's CNN, heterogeneous cluster, 30,000 s.
 
-Where EMNIST cannot be had, the same table can be made of data that is near to it, under its own
+Where EMNIST is missing, the same table can be made of data that is near to it, under its own
 name: MNIST divided from the same NIST forms (10 classes, so 30 of 62 classes become 5 of 10),
 Fashion-MNIST likewise, or Chars74K (62 classes, but 3,410 pictures).
 """
@@ -79,7 +79,7 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
 def report(setting: Setting, choice: Choice) -> Report:
     grid = grid_of(choice.data)
     name = choice.data or "EMNIST ByClass"
-    # Another dataset's numbers are not the paper's, and do not stand beside them.
+    # Numbers of another dataset are not compared with the paper's.
     title, published = f"Table III: {name}, leaf_cnn", "table3" if grid is GRID else NOT_PUBLISHED
     figure = f"fig8{grid.suffix}"
     return table_report(grid, title, {"heterogeneous": figure}, setting, published)

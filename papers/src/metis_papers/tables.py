@@ -1,4 +1,4 @@
-"""Tables of accuracy, ours beside the published: one line per distribution, a column per policy."""
+"""Tables of accuracy, ours and the published: one line per distribution, a column per policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How policies depend on the number of local epochs for an update, beside adaptive learners.
+"""How policies depend on the number of local epochs for an update, and adaptive learners.
 
 The paper says that of 1 to 32 epochs 4 were best, for synchronous and asynchronous FedAvg and for
 synchronous DVW, and does not show it; AsyncDVW(na) is ours. Everything but the epochs is Table I's.
@@ -36,32 +36,32 @@ SENSITIVITY = Sensitivity(
         TITLES[policy]: {epochs: variant(policy, epochs) for epochs in EPOCHS}
         for policy in POLICIES
     },
-    beside=ADAPTIVE,
-    beside_in_words=TITLES[ADAPTIVE],
+    control=ADAPTIVE,
+    control_in_words=TITLES[ADAPTIVE],
     looks={TITLES[policy]: LOOKS[policy] for policy in POLICIES},
 )
 
 
 def cells(setting: Setting, choice: Choice) -> list[Cell]:
     plans: list[Plan] = [
-        (policy, variant(policy, epochs), {"train": {"epochs": epochs}})
+        Plan(policy, variant(policy, epochs), {"train": {"epochs": epochs}})
         for policy in POLICIES
         for epochs in (EPOCHS if setting.scale != "smoke" else EPOCHS[:1])
     ]
-    plans.append((ADAPTIVE, "", {}))
+    plans.append(Plan(ADAPTIVE))
     return planned(plans, table1.grid_of(choice.data, NAME), NAME, setting, choice)
 
 
 def report(setting: Setting, choice: Choice) -> Report:
     titles = ("Sensitivity to the number of local epochs", "accuracy by local epochs")
-    return sensitivity_page(setting, choice, NAME, titles, _told)
+    return sensitivity_page(setting, choice, NAME, titles, _shown)
 
 
-def _told(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
+def _shown(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     parts = [
         f"{row}, {horizon}; means over the last tenth of the time:\n",
         SENSITIVITY.table(here, "epochs", {}),
-        f"{TITLES[ADAPTIVE]}: {score(SENSITIVITY.scores(here, ''))}.\n",
+        f"{TITLES[ADAPTIVE]}: {score(SENSITIVITY.control_scores(here))}.\n",
         _best(here),
         *(_differences(policy, here) for policy in POLICIES),
         _chosen_epochs([one for one in here if one.policy == ADAPTIVE]),
@@ -70,7 +70,7 @@ def _told(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str]
 
 
 def _best(here: Sequence[Result]) -> str:
-    """Return which number of epochs each policy fares best with, beside the paper's."""
+    """Return which number of epochs each policy is best with, and the paper's."""
     lines = []
     for policy in POLICIES:
         scores = {n: SENSITIVITY.scores(here, variant(policy, n)) for n in EPOCHS}

@@ -99,17 +99,17 @@ def cells(setting: Setting, choice: Choice) -> list[Cell]:
                         "partition": {"wrong_labels": dict.fromkeys(mistaken(count, order), 1.0)},
                     }
                     name = variant(policy, count, order)
-                    plans[name] = (policy, name, changes)
+                    plans[name] = Plan(policy, name, changes)
         found += planned([*plans.values()], grid, NAME, setting, replace(choice, rows=(str(row),)))
     return found
 
 
 def report(setting: Setting, choice: Choice) -> Report:
     titles = ("Learners with wrong labels", "accuracy by learners with wrong labels")
-    return sensitivity_page(setting, choice, NAME, titles, _told)
+    return sensitivity_page(setting, choice, NAME, titles, _shown)
 
 
-def _told(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
+def _shown(row: Row, horizon: Horizon, here: Sequence[Result]) -> tuple[list[str], list[Panel]]:
     parts, panels = list[str](), list[Panel]()
     for order in orders_of(row):
         varied = curves(order)
