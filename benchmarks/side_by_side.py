@@ -28,9 +28,9 @@ from typing import Any
 
 from machine import machine
 from metis.core.errors import Interrupted
-from metis.report.follow import Follower
-from metis.runtime.files import JOURNAL
-from metis.runtime.journal import Listener, Record
+from metis.journal.file import Listener, Record
+from metis.journal.follow import Follower
+from metis.journal.paths import JOURNAL
 from metis_papers import table1
 from metis_papers.cells import Cell, Setting
 from metis_papers.run_cells import Watch, make

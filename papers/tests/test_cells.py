@@ -11,7 +11,7 @@ import pytest
 
 from metis.core.errors import ConfigError
 from metis.data.dataset import Dataset
-from metis.runtime.assemble import divide
+from metis.simulation.build import divide
 from metis_papers import (
     beliefs,
     cost,

@@ -14,7 +14,7 @@ from papers.tests.made_up import put, result, row
 
 from metis.config import load, load_text
 from metis.core.errors import Interrupted, RunError
-from metis.runtime.journal import Record
+from metis.journal.file import Record
 from metis_papers.cells import Cell, Horizon, Setting, cell_from_json
 from metis_papers.from_journal import _Cycles
 from metis_papers.provenance import precision_of

@@ -17,8 +17,8 @@ import pytest
 from papers.tests.made_up import put, result, row
 
 from metis.core.errors import Interrupted, RunError
-from metis.runtime.journal import Listener, Record, read_journal
-from metis.store.claim import claimed
+from metis.journal.file import Listener, Record, read_journal
+from metis.storage.lock import claimed
 from metis_papers import sstc, table1
 from metis_papers.cells import Cell, Horizon, Setting
 from metis_papers.results import FILE, as_text, read_result

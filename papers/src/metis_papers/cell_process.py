@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.5
 
 
 def main() -> int:
-    from metis.runtime.signals import stop_requests
+    from metis.simulation.signals import stop_requests
 
     with stop_requests() as stop:
         threading.Thread(target=_end_with, args=(os.getppid(), stop), daemon=True).start()

@@ -12,10 +12,10 @@ from typing import Any
 from metis.config import Config, dump, load
 from metis.core.local_run import Progress
 from metis.core.triggers import ValidationCycle
-from metis.report.summary import Tally
-from metis.runtime.files import CONFIG, JOURNAL
-from metis.runtime.journal import Record, read_journal
-from metis.store.atomic import write_bytes
+from metis.journal.file import Record, read_journal
+from metis.journal.paths import CONFIG, JOURNAL
+from metis.journal.totals import Tally
+from metis.storage.atomic import write_bytes
 from metis_papers.cells import Cell
 from metis_papers.numerics import numerics_of
 from metis_papers.provenance import commit, device_name, in_words, precision_of

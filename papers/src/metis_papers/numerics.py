@@ -23,7 +23,7 @@ from typing import Any
 
 from metis import paper
 from metis.config import Config
-from metis.runtime.journal import Record
+from metis.journal.file import Record
 from metis_papers.cells import Domain, Horizon, Setting, federated_cell, rows
 from metis_papers.generated import generated_file
 
@@ -113,7 +113,7 @@ def compute(name: str) -> Twin:
 
 def run_twin(config: Config) -> Twin:
     """Run a small federation and return what it did."""
-    from metis.runtime.run import run
+    from metis.simulation.run import run
 
     records: list[Record] = []
     run(config, listeners=(records.append,))

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from metis.config import Config
-from metis.runtime.compose import recipe_of
+from metis.federation.build import recipe_of
 
 PRECISIONS = ("float32", "tf32", "bf16")
 _LAST_BATCH = {

@@ -20,7 +20,7 @@ from metis.cli.runs import note
 from metis.core.errors import ConfigError, Interrupted, MetisError, RunError, unknown
 
 if TYPE_CHECKING:
-    from metis.runtime.journal import Listener
+    from metis.journal.file import Listener
     from metis_papers.cells import Cell, Setting
     from metis_papers.run_cells import Watch
     from metis_papers.study import Choice, Report, Study

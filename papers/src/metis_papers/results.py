@@ -24,7 +24,7 @@ from typing import Any
 
 from metis import paper
 from metis.core.errors import MetisError, RunError
-from metis.store.atomic import write_bytes
+from metis.storage.atomic import write_bytes
 from metis_papers.cells import Horizon, Row, name_of
 from metis_papers.numerics import numerics_of
 from metis_papers.provenance import PRECISIONS

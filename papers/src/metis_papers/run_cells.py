@@ -20,9 +20,9 @@ from pathlib import Path
 
 from metis.config import load
 from metis.core.errors import Interrupted, MetisError, RunError
-from metis.report.follow import Follower
-from metis.runtime.files import CONFIG, JOURNAL
-from metis.runtime.journal import Listener
+from metis.journal.file import Listener
+from metis.journal.follow import Follower
+from metis.journal.paths import CONFIG, JOURNAL
 from metis_papers.cells import Cell, Setting
 from metis_papers.from_journal import write_result
 from metis_papers.mps import computing_at_once
@@ -54,7 +54,7 @@ def run_cell(
     stop: threading.Event | None = None,
 ) -> Result:
     """Make one cell, from where it stands to its `cell.json`. Raises Interrupted at `stop`."""
-    from metis.runtime.run import run_or_resume
+    from metis.simulation.run import run_or_resume
 
     if stop is not None and stop.is_set():
         raise Interrupted("stopped before it had begun")
@@ -159,7 +159,7 @@ class _Progress:
 @contextmanager
 def _stopping(setting: Setting) -> Iterator[threading.Event]:
     """Give a flag that is set by Ctrl-C, SIGTERM, or when the time is over."""
-    from metis.runtime.signals import stop_requests
+    from metis.simulation.signals import stop_requests
 
     with stop_requests() as stop:
         timer = None

@@ -19,10 +19,10 @@ from metis.codecs.sizes import paper_gain, paper_sstc_ratio, sstc_pays
 from metis.config import load
 from metis.core.errors import RunError
 from metis.core.types import Layout, Vector
+from metis.journal.paths import CONFIG, FINAL, INITIAL
 from metis.report.kernels import compared, kept_updates
 from metis.report.style import write_figure
-from metis.runtime.files import CONFIG, FINAL, INITIAL
-from metis.store.weights import file_layout, read_safetensors
+from metis.storage.weights import file_layout, read_safetensors
 from metis_papers.formatting import markdown_table
 from metis_papers.published import SSTC_CONVOLUTIONS_SMALLER
 from metis_papers.results import Result
@@ -141,7 +141,7 @@ def _kept(path: Path, of: list[Any]) -> list[Measured]:
 
 def _measured(dense: Path, pictures: list[Path]) -> list[Measured]:
     """Train a writer twice, draw its updates, measure what each codec makes of them."""
-    from metis.runtime.run import run_or_resume
+    from metis.simulation.run import run_or_resume
 
     rows = list[Measured]()
     maps: dict[str, Matrix] = {}

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from metis.cli.common import AsJson, complain, console, tell
 from metis.core.errors import JournalError, ModelError, RunError, unknown
-from metis.core.types import Layout, Tensor
+from metis.core.types import Layout, TensorSpec
 
 if TYPE_CHECKING:
     from metis.codecs.inspect import Approximation, Description, TensorPart, TernarySettings
@@ -51,7 +51,7 @@ def inspect(
 ) -> None:
     """Show what a packet holds: its codec, its bytes, and which weights it keeps."""
     from metis.codecs.inspect import describe, signs
-    from metis.store.atomic import read_bytes
+    from metis.storage.atomic import read_bytes
 
     packet = read_bytes(file)
     try:
@@ -88,8 +88,8 @@ def _layout_of_run(file: Path, run: Path | None) -> Layout | None:
     None if there is no journal where one would be; JournalError if there is none in `run`.
     """
     from metis.core.types import Layout
-    from metis.runtime.files import JOURNAL
-    from metis.runtime.journal import read_journal
+    from metis.journal.file import read_journal
+    from metis.journal.paths import JOURNAL
 
     path = (run or file.resolve().parent.parent) / JOURNAL
     if run is None and not path.exists():
@@ -212,7 +212,7 @@ def compare(
 ) -> None:
     """Compare what STC and SSTC make of the difference between two models."""
     from metis.codecs.inspect import approximations, kernel_matrix, weight_change
-    from metis.store.weights import file_layout, read_safetensors
+    from metis.storage.weights import file_layout, read_safetensors
 
     layout = file_layout(base)
     before, after = (read_safetensors(path, layout) for path in (base, trained))
@@ -240,7 +240,7 @@ def compare(
 def _comparison(
     found: tuple[Approximation, Approximation],
     layout: Layout,
-    tensor: Tensor | None,
+    tensor: TensorSpec | None,
     kernels: float,
 ) -> dict[str, Any]:
     """Return what is printed, in numbers."""
@@ -339,7 +339,7 @@ def _pays(equation: dict[str, Any] | None) -> str:
 # ---- both -------------------------------------------------------------------------------------
 
 
-def _convolution(layout: Layout, name: str | None) -> Tensor | None:
+def _convolution(layout: Layout, name: str | None) -> TensorSpec | None:
     """Return the convolution of this name, or the one with most kernels; None if there is none."""
     known = {
         tensor.name: tensor for tensor in layout.tensors if tensor.kind == "conv" and tensor.size
