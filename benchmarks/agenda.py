@@ -44,9 +44,9 @@ from metis.core.types import (
     frozen,
 )
 from metis.core.weighting import ByExamples, ByValidation, Weighting
-from metis.runtime.costs import Costs
-from metis.runtime.journal import Journal
-from metis.runtime.simulate import Plan, Simulation
+from metis.journal.file import Journal
+from metis.simulation.costs import Costs
+from metis.simulation.simulator import Plan, Simulation
 
 EPOCHS = 4  # per task, the paper's uf
 LAYOUT = Layout((Tensor("weight", (4,), "plain", 0),))

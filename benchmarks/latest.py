@@ -28,7 +28,7 @@ from machine import machine
 from metis.core.community import CachedAverage, Models
 from metis.core.kernels import shift, shift_and_divide
 from metis.core.types import LearnerId, Update, frozen
-from metis.store.latest import LatestOnDisk
+from metis.storage.latest import LatestOnDisk
 
 PLACES = ("memory", "disk")
 

@@ -33,13 +33,13 @@ from metis.core.local_run import TestResult
 from metis.core.triggers import AfterEpochs
 from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Task, Tensor, Vector
 from metis.core.types import frozen as frozen_vector
-from metis.live.agree import agreed, digest_of
-from metis.live.mirror import Mirror
-from metis.live.site import Equipment, Memory, Site
-from metis.runtime.compose import recipe_of
-from metis.runtime.journal import read_journal
-from metis.store.weights import save_first
-from metis.transport.dial import RpcLine
+from metis.federation.build import recipe_of
+from metis.federation.handshake import agreed, digest_of
+from metis.journal.file import read_journal
+from metis.service.grpc.client import RpcLine
+from metis.service.mirror import Mirror
+from metis.service.site import Equipment, Memory, Site
+from metis.storage.weights import save_first
 
 NUM_CLASSES = 10
 PROCESSES = 4

@@ -25,8 +25,8 @@ import numpy as np
 from machine import machine
 from metis.config import load
 from metis.data.dataset import Advice, Dataset
-from metis.runtime.journal import Record
-from metis.runtime.run import run
+from metis.journal.file import Record
+from metis.simulation.run import run
 
 EXAMPLES = 20
 EPOCHS_WANTED = 20_000  # of all learners together, so that small federations are timed long enough

@@ -32,9 +32,9 @@ from metis.experiments import table1
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.study import Choice
 from metis.experiments.work import Watch, make
-from metis.report.follow import Follower
-from metis.runtime.files import JOURNAL
-from metis.runtime.journal import Listener, Record
+from metis.journal.file import Listener, Record
+from metis.journal.follow import Follower
+from metis.journal.paths import JOURNAL
 
 STRETCHES = 8
 

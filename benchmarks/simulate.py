@@ -39,8 +39,8 @@ from torch.nn import functional as F
 from machine import machine
 from metis.config import Config, load
 from metis.data.dataset import Advice, Dataset
-from metis.runtime.journal import Record
-from metis.runtime.run import run
+from metis.journal.file import Record
+from metis.simulation.run import run
 from metis.zoo import build, fused
 
 THREADS = 2  # of the plain loop

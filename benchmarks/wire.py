@@ -55,26 +55,26 @@ import grpc
 import numpy as np
 
 from machine import machine
+from metis.certs import authority
+from metis.certs.certificates import Role
+from metis.certs.credentials import Credentials
 from metis.codecs.dense import Dense
 from metis.core.controller import Controller
 from metis.core.errors import LineError
 from metis.core.recipes import Settings, recipe
 from metis.core.types import Layout, LearnerId, Profile, Snapshot, Tensor, frozen
-from metis.deploy.allocator import keep_freed_memory
-from metis.live.desk import Terms
-from metis.live.ledger import Ledger
-from metis.live.library import Library
-from metis.live.line import PROTOCOL, Delivery, Farewell, Hello, TrainOrder, pieces
-from metis.live.mirror import Mirror
-from metis.live.service import Service
-from metis.runtime.journal import Journal, Record
-from metis.security import authority
-from metis.security.certs import Role
-from metis.security.credentials import Credentials
-from metis.store.packets import Gathered, InMemory, OnDisk
-from metis.transport.dial import RpcLine, channel_credentials
-from metis.transport.gate import Gate, by_certificate
-from metis.transport.rpc import Opening, serve, server_credentials
+from metis.journal.file import Journal, Record
+from metis.service.connection import PROTOCOL, Delivery, Farewell, Hello, TrainOrder, pieces
+from metis.service.coordinator import Terms
+from metis.service.grpc.access import Gate, by_certificate
+from metis.service.grpc.client import RpcLine, channel_credentials
+from metis.service.grpc.server import Opening, serve, server_credentials
+from metis.service.malloc_tuning import keep_freed_memory
+from metis.service.mirror import Mirror
+from metis.service.model_cache import Library
+from metis.service.service import Service
+from metis.service.state import Ledger
+from metis.storage.packets import Gathered, InMemory, OnDisk
 
 Pace: TypeAlias = Literal["sync", "async"]
 PACES: tuple[Pace, ...] = ("sync", "async")

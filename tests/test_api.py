@@ -12,7 +12,7 @@ from torch import nn
 
 import metis
 from metis.core.errors import Interrupted
-from tests.runtime.test_run import StopAfter, assert_same_run
+from tests.simulation.test_run import StopAfter, assert_same_run
 
 
 def points(**changes: Any) -> metis.Dataset:
@@ -133,7 +133,7 @@ def test_a_wrong_argument_is_a_metis_error(values: dict[str, Any], message: str)
 
 def test_a_run_of_ones_own_parts_is_resumed_with_the_same_parts(tmp_path: Path) -> None:
     from metis.config import load
-    from metis.runtime.run import run
+    from metis.simulation.run import run
 
     metis.simulate(model=net(), data=points(), out=str(tmp_path / "whole"), **SMALL)
     cut = tmp_path / "cut"

@@ -267,8 +267,8 @@ def test_without_the_library_the_extra_is_named(
     metis: Metis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    for name in [name for name in sys.modules if name.startswith("metis.security")]:
+    for name in [name for name in sys.modules if name.startswith("metis.certs")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("metis.security.authority", raising=False)
+    monkeypatch.delattr("metis.certs.authority", raising=False)
 
     assert_refused(metis("init ca"), "this needs cryptography: pip install 'metis-fl[live]'")

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from metis.config import load
-from metis.runtime.run import run
+from metis.simulation.run import run
 from tests.command import Metis, assert_refused
 
 CONVOLUTIONS = {"0.weight": 16, "2.weight": 512}  # of digits_cnn, with their kernels

@@ -11,11 +11,11 @@ import pytest
 
 from metis.cli.common import complain, tell
 from metis.config import load
-from metis.deploy.found import found
-from metis.runtime.journal import read_journal
-from metis.store.weights import read_first
+from metis.journal.file import read_journal
+from metis.service.open_federation import found
+from metis.storage.weights import read_first
 from tests.command import Metis, assert_refused
-from tests.live.hub import hub
+from tests.service.hub import hub
 
 SMALL = """
 policy = "sync-dvw"

@@ -103,11 +103,11 @@ EXCEPTIONS = {
     ("zoo/pool_cuda.py", "triton"),
     ("data/picture.py", "rich"),
     ("data/picture.py", "matplotlib"),
-    ("runtime/session.py", "metis.report.summary"),
-    ("runtime/replay.py", "metis.report.summary"),
-    ("live/metrics.py", "prometheus_client"),
-    ("deploy/equip.py", "torch"),  # a site's own model is a module
-    ("deploy/first.py", "torch"),
+    ("simulation/session.py", "metis.journal.totals"),
+    ("replay/verify.py", "metis.journal.totals"),
+    ("service/metrics.py", "prometheus_client"),
+    ("service/site_setup.py", "torch"),  # a site's own model is a module
+    ("service/initial_model.py", "torch"),
 }
 
 CLOCKS = {"time", "datetime", "sched", "timeit"}
@@ -209,7 +209,7 @@ def test_torch_is_imported_by_learn_and_zoo_alone() -> None:
     users = [i for i in IMPORTS if i.module.partition(".")[0] == "torch"]
     files = {i.name_in_metis for i in users if not i.inside_function}
     elsewhere = {file for file in files if not file.startswith(("learn/", "zoo/"))}
-    assert elsewhere == {"deploy/equip.py", "deploy/first.py"}
+    assert elsewhere == {"service/site_setup.py", "service/initial_model.py"}
 
 
 def test_exceptions_are_all_still_needed() -> None:
@@ -225,7 +225,7 @@ def test_a_clock_is_read_in_the_shells_and_the_live_view_alone() -> None:
         for name in readers
         if not name.startswith(("runtime/", "live/", "deploy/", "security/", "experiments/"))
     }
-    in_transport = {"transport/gate.py", "transport/silence.py"}
+    in_transport = {"service/grpc/access.py", "service/grpc/idle.py"}
     assert strangers <= {"report/live.py", "cli/certs.py"} | in_transport
 
 
@@ -291,9 +291,9 @@ def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:
 def test_a_controller_starts_without_what_only_learners_need(missing: str) -> None:
     script = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "import metis.core.controller, metis.core.recipes, metis.runtime.compose\n"
-        "import metis.runtime.replay, metis.runtime.simulate, metis.runtime.journal\n"
-        "import metis.store.pack, metis.store.weights, metis.codecs.dense, metis.data.sources\n"
+        "import metis.core.controller, metis.core.recipes, metis.federation.build\n"
+        "import metis.replay.verify, metis.simulation.simulator, metis.journal.file\n"
+        "import metis.storage.pack, metis.storage.weights, metis.codecs.dense, metis.data.sources\n"
         "import metis.report.page, metis.config, metis.cli, metis\n"
     )
 
@@ -313,12 +313,12 @@ def test_a_breach_would_be_found() -> None:
     assert breaches("core/types.py", "import torch") == ["torch"]
     assert breaches("core/types.py", "from metis.runtime import run") == ["metis.runtime"]
     assert breaches("core/types.py", "def f():\n    import rich.table") == ["rich.table"]
-    assert breaches("store/pack.py", "from metis.data.dataset import Dataset") == [
+    assert breaches("storage/pack.py", "from metis.data.dataset import Dataset") == [
         "metis.data.dataset"
     ]
-    assert breaches("runtime/run.py", "from torch import nn") == ["torch"]
-    assert breaches("runtime/run.py", "def f():\n    from torch import nn") == []
-    assert breaches("runtime/run.py", "if TYPE_CHECKING:\n    from torch import nn") == []
+    assert breaches("simulation/run.py", "from torch import nn") == ["torch"]
+    assert breaches("simulation/run.py", "def f():\n    from torch import nn") == []
+    assert breaches("simulation/run.py", "if TYPE_CHECKING:\n    from torch import nn") == []
     assert breaches("report/page.py", "from metis.runtime.journalist import x") == [
         "metis.runtime.journalist"
     ]

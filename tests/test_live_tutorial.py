@@ -27,7 +27,7 @@ import pytest
 import typer.main
 
 from metis.cli import app
-from metis.deploy.first import own_learner
+from metis.service.initial_model import own_learner
 
 ROOT = Path(__file__).parent.parent
 TUTORIAL = ROOT / "docs" / "live-tutorial.md"

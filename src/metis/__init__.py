@@ -18,8 +18,8 @@ from metis.data.dataset import Advice, Dataset
 if TYPE_CHECKING:
     from torch import nn
 
-    from metis.deploy.equip import Learner
-    from metis.runtime.session import Result
+    from metis.service.site_setup import Learner
+    from metis.simulation.session import Result
 
 __all__ = ["Advice", "Dataset", "Learner", "MetisError", "load_into", "simulate"]
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Fetch what needs torch when it is asked for."""
     if name == "Learner":
-        from metis.deploy.equip import Learner
+        from metis.service.site_setup import Learner
 
         return Learner
     raise AttributeError(f"module 'metis' has no attribute {name!r}")
@@ -56,7 +56,7 @@ def simulate(
 
     from metis.config import load
     from metis.report.live import LiveView
-    from metis.runtime import run as runs
+    from metis.simulation import run as runs
 
     if config is not None and not isinstance(config, str | PathLike):
         raise MetisError("config is the path of a TOML file; pass values as keywords: policy=...")

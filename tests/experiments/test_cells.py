@@ -28,7 +28,7 @@ from metis.experiments import (
 from metis.experiments.cells import Cell, Horizon, Setting
 from metis.experiments.published import ACCURACY
 from metis.experiments.study import Choice
-from metis.runtime.assemble import divide
+from metis.simulation.build import divide
 
 
 def cell(setting: Setting, cluster: str, row: str, policy: str) -> Cell:

@@ -15,7 +15,7 @@ from metis.core.errors import Interrupted, RunError
 from metis.experiments.cells import Cell, Horizon, Setting, cell_from_json
 from metis.experiments.outcome import _Cycles, as_text, read_outcome, read_outcomes
 from metis.experiments.work import finished, make, run_cell
-from metis.runtime.journal import Record
+from metis.journal.file import Record
 from tests.experiments.made_up import outcome, put
 
 

@@ -20,8 +20,8 @@ from metis.experiments.cells import Cell, Horizon, Setting
 from metis.experiments.outcome import FILE, as_text, read_outcome
 from metis.experiments.study import Choice
 from metis.experiments.work import countdown, make, run_cell
-from metis.runtime.journal import Listener, Record, read_journal
-from metis.store.claim import claimed
+from metis.journal.file import Listener, Record, read_journal
+from metis.storage.lock import claimed
 from tests.experiments.made_up import outcome, put
 
 

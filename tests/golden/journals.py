@@ -34,9 +34,9 @@ from metis.core.types import (
     Vector,
     frozen,
 )
-from metis.runtime.compose import controller_of, plan_of
-from metis.runtime.journal import Journal, Record
-from metis.runtime.simulate import Simulation
+from metis.federation.build import controller_of, plan_of
+from metis.journal.file import Journal, Record
+from metis.simulation.simulator import Simulation
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "journals.jsonl.gz"

@@ -22,11 +22,11 @@ import torch
 from metis.config import Config, load
 from metis.core.errors import Interrupted
 from metis.data.dataset import Advice, Dataset
+from metis.journal.file import Record
 from metis.learn import workbench
-from metis.runtime.journal import Record
-from metis.runtime.run import resume, run
-from metis.runtime.session import Result
-from metis.runtime.together import Plan, run_together
+from metis.simulation.joint_runs import Plan, run_together
+from metis.simulation.run import resume, run
+from metis.simulation.session import Result
 from metis.zoo.cifar_cnn import CifarCnn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -23,7 +23,7 @@ from metis.learn.flat import load_into, vector_of
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
-from metis.store.pack import read_packed, write_packed
+from metis.storage.pack import read_packed, write_packed
 from metis.zoo import build
 from tests.learn.federation import (
     ENGINES,

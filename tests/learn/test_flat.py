@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from metis.core.errors import ModelError
 from metis.learn.flat import flatten, layout_of, load_into, vector_of
-from metis.store.weights import read_safetensors, save_safetensors
+from metis.storage.weights import read_safetensors, save_safetensors
 
 
 class Tied(nn.Module):

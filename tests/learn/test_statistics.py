@@ -19,7 +19,7 @@ from metis.learn.loop import Loop
 from metis.learn.stack import Stack
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
-from metis.store.pack import read_packed, write_packed
+from metis.storage.pack import read_packed, write_packed
 from tests.learn.federation import (
     ENGINES,
     A,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from metis.journal.file import Record
 from metis.report.runs import Run, read_run
-from metis.runtime.journal import Record
 
 STEP_SECONDS = {"fast": 0.05, "slow": 0.5}
 MODEL_BYTES = 40_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from metis.report.follow import Follower
-from metis.runtime.journal import Record
+from metis.journal.file import Record
+from metis.journal.follow import Follower
 
 
 def line(number: int) -> str:

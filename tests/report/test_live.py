@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from metis.journal.file import Record
 from metis.report.live import LiveView
-from metis.runtime.journal import Record
 
 JournalOf = Callable[..., list[Record]]
 SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from metis.core.errors import JournalError
+from metis.journal.file import Record
 from metis.report.runs import Run, curve, read_run, seconds_to, series_of, target_score
-from metis.runtime.journal import Record
 
 RunOf = Callable[..., Run]
 

@@ -16,8 +16,8 @@ from metis.cli.common import AsJson, complain, console, tell
 from metis.core.errors import IdentityError, RunError
 
 if TYPE_CHECKING:
-    from metis.security.certs import Role
-    from metis.security.listing import Entry, Listing
+    from metis.certs.certificates import Role
+    from metis.certs.revocation import Entry, Listing
 
 commands = typer.Typer(
     help="Certificates: who may take part in a live federation, and as what.", no_args_is_help=True
@@ -36,8 +36,8 @@ def init(
     days: Annotated[int, typer.Option(min=1, max=36_500, help="It is valid for so long.")] = 3650,
 ) -> None:
     """Make a certificate authority, on a machine that the sites trust."""
-    from metis.security import authority
-    from metis.security.certs import fingerprint
+    from metis.certs import authority
+    from metis.certs.certificates import fingerprint
 
     made = authority.create(directory, name, now(), days)
     tell(f"authority {name!r} in {directory}, valid until {_day(made.not_valid_after_utc)}")
@@ -59,7 +59,7 @@ def request(
     ] = None,
 ) -> None:
     """Make a key that stays on this machine, and a request to certify it."""
-    from metis.security import authority
+    from metis.certs import authority
 
     made = authority.request(out, site, tuple(host or ()))
     tell(f"key:         {out / f'{site}.key'}   never leaves this machine")
@@ -97,9 +97,9 @@ def issue(
     ] = None,
 ) -> None:
     """Certify a site's request: it is in order, and for this very name."""
-    from metis.security import authority
-    from metis.security.certs import check_role, serial_text
-    from metis.security.files import write_public
+    from metis.certs import authority
+    from metis.certs.certificates import check_role, serial_text
+    from metis.certs.files import write_public
 
     chosen: Role | None = None if role is None else check_role(role, site)
     if out is not None:
@@ -123,8 +123,8 @@ def issue(
 @commands.command(epilog="Example:  metis certs revoke site-b --ca ca")
 def revoke(site: Site, ca: Authority) -> None:
     """Revoke all certificates of a site, and sign the revocation list again."""
-    from metis.security import authority
-    from metis.security.certs import moment, serial_text
+    from metis.certs import authority
+    from metis.certs.certificates import moment, serial_text
 
     done = authority.revoke(ca, site, now())
     if not done.serials:
@@ -145,7 +145,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show certificates: of whom, as what, until when, and whether they count."""
-    from metis.security.listing import listing
+    from metis.certs.revocation import listing
 
     found = listing(path, now())
     if as_json:
@@ -204,8 +204,8 @@ def _cells(entry: Entry) -> list[Text]:
 
 def _check_target(path: Path) -> None:
     """A certificate may replace a certificate: nothing else, and least of all a key."""
-    from metis.security.certs import load_certificate
-    from metis.security.files import read
+    from metis.certs.certificates import load_certificate
+    from metis.certs.files import read
 
     if not path.parent.is_dir():
         raise RunError(f"cannot write {path}: its directory is not there")

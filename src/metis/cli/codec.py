@@ -51,7 +51,7 @@ def inspect(
 ) -> None:
     """Show what a packet holds: its codec, its bytes, and which weights it keeps."""
     from metis.codecs.inspect import describe, signs
-    from metis.store.atomic import read_bytes
+    from metis.storage.atomic import read_bytes
 
     packet = read_bytes(file)
     try:
@@ -88,8 +88,8 @@ def _layout_of_run(file: Path, run: Path | None) -> Layout | None:
     None if there is no journal where one would be; JournalError if there is none in `run`.
     """
     from metis.core.types import Layout
-    from metis.runtime.files import JOURNAL
-    from metis.runtime.journal import read_journal
+    from metis.journal.file import read_journal
+    from metis.journal.paths import JOURNAL
 
     path = (run or file.resolve().parent.parent) / JOURNAL
     if run is None and not path.exists():
@@ -212,7 +212,7 @@ def compare(
 ) -> None:
     """Compare what STC and SSTC make of the difference between two models."""
     from metis.codecs.inspect import approximations, kernel_matrix, weight_change
-    from metis.store.weights import file_layout, read_safetensors
+    from metis.storage.weights import file_layout, read_safetensors
 
     layout = file_layout(base)
     before, after = (read_safetensors(path, layout) for path in (base, trained))

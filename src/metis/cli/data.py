@@ -74,8 +74,8 @@ def data_show(
 ) -> None:
     """Show who would hold what under a config."""
     from metis.data import picture
-    from metis.runtime.assemble import dataset_of, divide, labelled
-    from metis.runtime.compose import learner_groups
+    from metis.federation.build import learner_groups
+    from metis.simulation.build import dataset_of, divide, labelled
 
     chosen = chosen_config(config, set_)
     dataset = dataset_of(chosen)

@@ -28,9 +28,9 @@ from metis.cli.common import (
 from metis.core.errors import ConfigError, IdentityError, Interrupted, LineError
 
 if TYPE_CHECKING:
-    from metis.deploy.learner import Call
-    from metis.live.overview import Overview
-    from metis.transport.dial import Operator
+    from metis.service.grpc.client import Operator
+    from metis.service.learner_process import Call
+    from metis.service.status import Overview
 
 commands = typer.Typer()
 
@@ -92,12 +92,12 @@ def controller(
     """Keep a federation: wait for learners, combine their models, survive."""
     from contextlib import ExitStack
 
-    from metis.deploy.controller import Front, check_certificates, run_controller
-    from metis.deploy.found import found
-    from metis.live.logs import Log
-    from metis.runtime.journal import Listener
-    from metis.runtime.signals import stop_requests
-    from metis.store.claim import claimed
+    from metis.journal.file import Listener
+    from metis.service.controller_process import Front, check_certificates, run_controller
+    from metis.service.logs import Log
+    from metis.service.open_federation import found
+    from metis.simulation.signals import stop_requests
+    from metis.storage.lock import claimed
 
     chosen = chosen_config(config, set_)
     _check_plain(certs, plain, listen)
@@ -107,7 +107,7 @@ def controller(
     synced: Callable[[float], None] | None = None
     with ExitStack() as stack:
         if metrics is not None:
-            from metis.live.metrics import Metrics, serve
+            from metis.service.metrics import Metrics, serve
 
             numbers = Metrics()
             stop_metrics, port = serve(numbers, metrics)
@@ -167,10 +167,16 @@ def learner(
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
 ) -> None:
     """Attend a federation: dial its controller, train and judge as it asks, come back if cut."""
-    from metis.deploy.learner import Call, Work, credentials_for, leave_for_good, run_learner
     from metis.learn.threads import num_threads
-    from metis.runtime.signals import stop_requests
-    from metis.store.claim import claimed
+    from metis.service.learner_process import (
+        Call,
+        Work,
+        credentials_for,
+        leave_for_good,
+        run_learner,
+    )
+    from metis.simulation.signals import stop_requests
+    from metis.storage.lock import claimed
 
     if (app is None) == (config is None):
         raise ConfigError("a learner needs --app or --config, one of them")
@@ -216,10 +222,10 @@ def up(
 ) -> None:
     """Try a live federation on this machine: a controller, and a process for each learner."""
     from metis.cli.runs import fresh
-    from metis.deploy.local import run_local
     from metis.report.live import LiveView
-    from metis.runtime.signals import stop_requests
-    from metis.store.claim import claimed
+    from metis.service.local_federation import run_local
+    from metis.simulation.signals import stop_requests
+    from metis.storage.lock import claimed
 
     chosen = chosen_config(config, set_, learners=learners)
     if chosen.horizon.versions is None and chosen.horizon.seconds is None:
@@ -284,7 +290,7 @@ def leave(
     ] = False,
 ) -> None:
     """Leave a federation for good: nobody waits for this site any more."""
-    from metis.deploy.learner import leave_for_good
+    from metis.service.learner_process import leave_for_good
 
     if plain and name is None:
         raise IdentityError("--name: without certificates a site must say who it is")
@@ -293,7 +299,7 @@ def leave(
 
 
 def _call(address: str, certs: Path | None, plain: bool, name: str | None) -> Call:
-    from metis.deploy.learner import Call
+    from metis.service.learner_process import Call
 
     _check_plain(certs, plain, address)
     return Call(address, name or ("operator" if certs is None else None), certs)
@@ -302,8 +308,8 @@ def _call(address: str, certs: Path | None, plain: bool, name: str | None) -> Ca
 def _operator(
     address: str, certs: Path | None, plain: bool, name: str | None
 ) -> tuple[Operator, str]:
-    from metis.deploy.learner import credentials_for
-    from metis.transport.dial import Operator
+    from metis.service.grpc.client import Operator
+    from metis.service.learner_process import credentials_for
 
     me, credentials = credentials_for(_call(address, certs, plain, name))
     return Operator(address, me, credentials), me

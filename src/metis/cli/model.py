@@ -26,8 +26,8 @@ def init(
     set_: Overrides = None,
 ) -> None:
     """Write the model that a federation begins with; a controller then needs no torch."""
-    from metis.deploy.first import first_model
-    from metis.store.weights import save_first
+    from metis.service.initial_model import first_model
+    from metis.storage.weights import save_first
 
     weights, layout, num_classes = first_model(chosen_config(config, set_), app)
     save_first(out, weights, layout, num_classes)
@@ -45,7 +45,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score a model on the test examples of a config, or of a site."""
-    from metis.deploy.score import test_score
+    from metis.service.evaluate_model import test_score
 
     found = test_score(model, chosen_config(config, set_, device=device), app)
     if as_json:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from metis.experiments.cells import Cell, Setting
     from metis.experiments.study import Choice, Report, Study
     from metis.experiments.work import Watch
-    from metis.runtime.journal import Listener
+    from metis.journal.file import Listener
 
 commands = typer.Typer()
 

@@ -27,7 +27,7 @@ from metis.config import Config
 from metis.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from metis.runtime.replay import Replayed
+    from metis.replay.verify import Replayed
 
 commands = typer.Typer()
 
@@ -60,7 +60,7 @@ def run(
     else:
         chosen = chosen_config(config, set_, seed=seed, device=device, policy=policy)
         directory = out or fresh(Path("runs") / chosen.policy)
-    from metis.runtime import run as runs
+    from metis.simulation import run as runs
 
     def work(listeners: tuple[Any, ...]) -> dict[str, Any]:
         if resume is not None:
@@ -115,7 +115,7 @@ def compare(
 
 
 def _one_by_one(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[str, Any]]:
-    from metis.runtime.run import run_or_resume
+    from metis.simulation.run import run_or_resume
 
     summaries = []
     for position, (target, chosen) in enumerate(targets, 1):
@@ -127,7 +127,7 @@ def _one_by_one(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[st
 
 def _together(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[str, Any]]:
     from metis.report.many import ManyView
-    from metis.runtime.together import Plan, run_together
+    from metis.simulation.joint_runs import Plan, run_together
 
     if quiet:
         return run_together([Plan(chosen, target, (note,)) for target, chosen in targets])
@@ -159,7 +159,7 @@ def replay(
     directory: Annotated[Path, typer.Argument(metavar="DIR")], as_json: AsJson = False
 ) -> None:
     """Recompute all that follows in a run's journal, its models included, and compare it."""
-    from metis.runtime.replay import replay as replay_run
+    from metis.replay.verify import replay as replay_run
 
     with console.status("replaying") as status:
         found = replay_run(directory, lambda version: status.update(f"version {version} verified"))

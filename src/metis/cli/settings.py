@@ -75,8 +75,8 @@ def tune(
     """Measure which engine computes a federation fastest here. Runs never do so themselves."""
     from dataclasses import asdict, replace
 
-    from metis.runtime.tune import Trial
-    from metis.runtime.tune import tune as measure
+    from metis.simulation.tune import Trial
+    from metis.simulation.tune import tune as measure
 
     chosen = chosen_config(config, set_, device=device)
 

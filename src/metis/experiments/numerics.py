@@ -25,7 +25,7 @@ from metis import paper
 from metis.config import Config
 from metis.experiments.cells import Domain, Horizon, Setting, federated_cell
 from metis.experiments.generated import generated_file
-from metis.runtime.journal import Record
+from metis.journal.file import Record
 
 FILE = Path(__file__).with_name("twins.json")
 #: Two processors round differently; in a twin that makes numbers differ by less than this.
@@ -112,7 +112,7 @@ def compute(name: str) -> Twin:
 
 def run_twin(config: Config) -> Twin:
     """Run a small federation and return what it did."""
-    from metis.runtime.run import run
+    from metis.simulation.run import run
 
     records: list[Record] = []
     run(config, listeners=(records.append,))

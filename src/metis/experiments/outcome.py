@@ -23,11 +23,11 @@ from metis.core.local_run import Progress
 from metis.core.triggers import ValidationCycle
 from metis.experiments.cells import Cell
 from metis.experiments.numerics import numerics_of
-from metis.report.summary import Tally
-from metis.runtime.compose import recipe_of
-from metis.runtime.files import CONFIG, JOURNAL
-from metis.runtime.journal import Record, read_journal
-from metis.store.atomic import partial, put_in_place
+from metis.federation.build import recipe_of
+from metis.journal.file import Record, read_journal
+from metis.journal.paths import CONFIG, JOURNAL
+from metis.journal.totals import Tally
+from metis.storage.atomic import partial, put_in_place
 
 FILE = "cell.json"
 FIRST_CYCLES = 20  # the paper's Figure 4 shows so many of each learner

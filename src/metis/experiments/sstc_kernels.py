@@ -23,9 +23,9 @@ from metis.experiments.outcome import Outcome
 from metis.experiments.pictures import write_figure
 from metis.experiments.published import SSTC_CONVOLUTIONS_SMALLER
 from metis.experiments.words import markdown_table
+from metis.journal.paths import CONFIG, FINAL, INITIAL
 from metis.report.kernels import compared, kept_updates
-from metis.runtime.files import CONFIG, FINAL, INITIAL
-from metis.store.weights import file_layout, read_safetensors
+from metis.storage.weights import file_layout, read_safetensors
 
 SPARSITY, SHARE = 0.01, 0.125
 SPARSITY_OF_FIGURE_1 = 0.001
@@ -141,7 +141,7 @@ def _kept(path: Path, of: list[Any]) -> list[Measured]:
 
 def _measured(dense: Path, pictures: list[Path]) -> list[Measured]:
     """Train a writer twice, draw its updates, measure what each codec makes of them."""
-    from metis.runtime.run import run_or_resume
+    from metis.simulation.run import run_or_resume
 
     rows = list[Measured]()
     maps: dict[str, Matrix] = {}

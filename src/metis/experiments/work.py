@@ -30,9 +30,9 @@ from metis.experiments.outcome import (
     read_outcome,
     write_outcome,
 )
-from metis.report.follow import Follower
-from metis.runtime.files import CONFIG, JOURNAL
-from metis.runtime.journal import Listener, Record
+from metis.journal.file import Listener, Record
+from metis.journal.follow import Follower
+from metis.journal.paths import CONFIG, JOURNAL
 
 LOG = "log.txt"  # what a process of its own said
 INTERRUPTED = 130  # exit status
@@ -54,7 +54,7 @@ def countdown(seconds: float | None) -> Callable[[], float | None]:
 
 def run_cell(cell: Cell, directory: Path, listeners: tuple[Listener, ...] = ()) -> Outcome:
     """Make one cell, from where it stands to its `cell.json`."""
-    from metis.runtime.run import run_or_resume
+    from metis.simulation.run import run_or_resume
 
     config = cell.config
     if (directory / CONFIG).is_file():
@@ -144,7 +144,7 @@ class _Progress:
 @contextmanager
 def _stopping(setting: Setting) -> Iterator[threading.Event]:
     """Give a flag that is set by Ctrl-C, SIGTERM, or when the time is over."""
-    from metis.runtime.signals import stop_requests
+    from metis.simulation.signals import stop_requests
 
     with stop_requests() as stop:
         timer = None

@@ -39,7 +39,7 @@ class Statistics:
             self.last[learner] = frozen(trained[self.places])
 
     def state(self) -> dict[str, Any]:
-        """Return all that must outlive a crash, in types that `store.pack` can write."""
+        """Return all that must outlive a crash, in types that `storage.pack` can write."""
         return {"last": dict(self.last), "begun": dict(self.begun)}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from metis.report.summary import Tally
-from metis.runtime.journal import Record
+from metis.journal.file import Record
+from metis.journal.totals import Tally
 
 _REFRESH_SECONDS = 0.25
 _REST = 20  # a rendering is followed by a pause of so many times its own length

@@ -7,8 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from metis.report.summary import Tally
-from metis.runtime.journal import Record
+from metis.journal.file import Record
+from metis.journal.totals import Tally
 
 
 class ManyView:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from metis.core.errors import JournalError
-from metis.report.summary import Tally, joined_learner
-from metis.runtime.journal import Record, read_journal
+from metis.journal.file import Record, read_journal
+from metis.journal.totals import Tally, joined_learner
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+"""What a site and its controller must have in common, and how a difference is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from metis.config import load
+from metis.core.errors import ConfigError
+from metis.federation.handshake import agreed, differences, digest_of, read_agreed
+
+
+def test_what_is_a_sites_own_business_is_not_agreed_on() -> None:
+    one = load(None, data={"name": "digits"}, device="cpu")
+    other = load(
+        None,
+        data={"name": "breast_cancer", "directory": "/elsewhere"},
+        model={"name": "linear"},
+        device="cuda",
+        threads=7,
+        output={"keep_updates": True},
+        live={"calls_at_once": 5},
+    )
+
+    assert agreed(one) == agreed(other)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"policy": "sync-dvw"}, "policy is"),
+        ({"train": {"epochs": 2}}, "train.epochs is 2 here, 4 at the controller"),
+        ({"seed": 7}, "seed is 7 here, 1990 at the controller"),
+        ({"upload": {"codec": "stc"}}, 'upload.codec is "stc" here, "dense" at the controller'),
+    ],
+)
+def test_a_difference_is_told_by_its_key_with_both_values(
+    values: dict[str, Any], sentence: str
+) -> None:
+    ours, theirs = agreed(load(None, **values)), agreed(load(None))
+
+    assert digest_of(ours) != digest_of(theirs)
+    (found,) = differences(ours, theirs)
+    assert sentence in found
+
+
+def test_a_key_that_only_one_side_sets_is_told_too() -> None:
+    ours, theirs = agreed(load(None, train={"batch_size": 16})), agreed(load(None))
+
+    assert differences(ours, theirs) == [
+        "train.batch_size is 16 here, not set at the controller",
+    ]
+
+
+def test_an_agreement_reads_back_to_the_same_agreement() -> None:
+    text = agreed(load(None, policy="fedbuff", learners=7, recipe={"buffer_size": 3}))
+
+    assert agreed(read_agreed(text)) == text
+
+
+def test_an_agreement_that_is_none_is_an_error_that_says_whose() -> None:
+    with pytest.raises(ConfigError, match="the controller's config: not valid TOML"):
+        read_agreed("policy = ")
+    with pytest.raises(ConfigError, match="unknown key"):
+        read_agreed("polcy = 'x'")
