@@ -34,8 +34,9 @@ from metis.core.types import (
     Vector,
     frozen,
 )
-from metis.federation.build import controller_of, plan_of
+from metis.federation.build import controller_of
 from metis.journal.file import Journal, Record
+from metis.simulation.plan import plan_of
 from metis.simulation.simulator import Simulation
 
 FOLDER = Path(__file__).parent
