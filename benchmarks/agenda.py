@@ -39,9 +39,9 @@ from metis.core.types import (
     Profile,
     Snapshot,
     Task,
-    Tensor,
+    TensorSpec,
     Vector,
-    frozen,
+    read_only,
 )
 from metis.core.weighting import ByExamples, ByValidation, Weighting
 from metis.journal.file import Journal
@@ -50,7 +50,7 @@ from metis.simulation.plan import Plan
 from metis.simulation.simulator import Simulation
 
 EPOCHS = 4  # per task, the paper's uf
-LAYOUT = Layout((Tensor("weight", (4,), "plain", 0),))
+LAYOUT = Layout((TensorSpec("weight", (4,), "plain", 0),))
 TARGET_EVENTS_PER_SECOND = 20_000  # of the first case
 
 
@@ -87,7 +87,7 @@ class Idle:
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
         self._profiles = profiles
-        self._weights = frozen(np.ones(4))
+        self._weights = read_only(np.ones(4))
         self._counts = ClassCounts(np.array([[3, 1], [1, 5]]))
 
     def profiles(self) -> Sequence[Profile]:
@@ -201,7 +201,7 @@ def simulation_of(case: Case, num_learners: int, journal: Journal) -> Simulation
         test_every=num_learners,
     )
     community, weighting, pacing = case.parts()
-    start = Snapshot(0, frozen(np.zeros(4)))
+    start = Snapshot(0, read_only(np.zeros(4)))
     controller = Controller(community, weighting, pacing, start, min_learners=num_learners)
     simulation = Simulation(plan, controller, Idle(list(profiles.values())), journal)
     simulation.start()

@@ -47,7 +47,7 @@ from metis.codecs.sizes import kept, paper_sstc_ratio, paper_stc_ratio, sstc_byt
 from metis.codecs.ternary import NO_MAPS, Body, Ternary, read_body
 from metis.core.codec import Codec
 from metis.core.community import RoundAverage
-from metis.core.types import Layout, LearnerId, Model, Sparse, Update, Vector, dense, frozen
+from metis.core.types import Layout, LearnerId, Model, Sparse, Update, Vector, as_vector, read_only
 from metis.learn.flat import layout_of, vector_of
 from metis.zoo import build
 
@@ -141,7 +141,7 @@ def random_change(name: str) -> Change:
 
 def moved(base: Vector, seed: int) -> Vector:
     noise = np.random.default_rng(seed).standard_normal(base.size, dtype=np.float32)
-    return frozen(base + np.float32(0.01) * noise)
+    return read_only(base + np.float32(0.01) * noise)
 
 
 def real_change(num_examples: int, num_epochs: int) -> Change:
@@ -196,7 +196,7 @@ class Turns:
         self.copy: Callable[[], object] = lambda: np.copyto(target, weights)
         self.work: dict[str, Callable[[], object]] = {
             "encode": lambda: codec.encode(weights, base, residual),
-            "decode": lambda: dense(codec.decode(packet, base)),
+            "decode": lambda: as_vector(codec.decode(packet, base)),
         }
         if isinstance(codec.decode(packet, base), Sparse):
             self.work["decode_sparse"] = lambda: codec.decode(packet, base)
@@ -303,7 +303,7 @@ def averages(sparsity: float, change: Change, num_learners: int, repeats: int) -
     packets = [codec.encode(moved(base, seed), base)[0] for seed in range(num_learners)]
     ways: dict[str, Callable[[bytes], Model]] = {
         "sparse": lambda packet: codec.decode(packet, base),
-        "dense": lambda packet: dense(codec.decode(packet, base)),
+        "dense": lambda packet: as_vector(codec.decode(packet, base)),
     }
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(1 + repeats):

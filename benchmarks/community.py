@@ -29,7 +29,7 @@ import numpy as np
 from machine import machine
 from metis.core.community import CachedAverage
 from metis.core.kernels import divide, is_compiled, num_threads
-from metis.core.types import LearnerId, Update, Vector, frozen
+from metis.core.types import LearnerId, Update, Vector, read_only
 
 LEARNERS = (10, 100, 1000)
 MODEL_BYTES = 16_000_000_000  # of resident models, at most
@@ -66,7 +66,7 @@ def measure(size: int, budget_bytes: int, quick: bool) -> list[dict[str, Any]]:
     counts = sorted({min(count, most) for count in LEARNERS})
     rng = np.random.default_rng(1990)
     seed = rng.normal(size=size).astype(np.float32)
-    models = [frozen(seed * np.float32(1 + i / 7)) for i in range(counts[-1] + 1)]
+    models = [read_only(seed * np.float32(1 + i / 7)) for i in range(counts[-1] + 1)]
     commits = {count: _Commits(models[: count + 1]) for count in counts}
     source, target = np.ones(28 * size, np.uint8), np.ones(28 * size, np.uint8)
     half = 14 * size

@@ -27,7 +27,7 @@ import numpy as np
 from machine import machine
 from metis.core.community import CachedAverage, Models
 from metis.core.kernels import shift, shift_and_divide
-from metis.core.types import LearnerId, Update, frozen
+from metis.core.types import LearnerId, Update, read_only
 from metis.storage.latest import LatestOnDisk
 
 PLACES = ("memory", "disk")
@@ -83,14 +83,14 @@ def measure(place: str, learners: int, size: int, folder: str | None) -> dict[st
         if place == "disk":
             models = on_disk = LatestOnDisk(directory)
             on_disk.open(Path(directory))
-        community, current = CachedAverage(latest=models), frozen(pattern)
+        community, current = CachedAverage(latest=models), read_only(pattern)
         for loop in (shift, shift_and_divide):  # compiled now, so that no model is charged for it
             loop(np.zeros(size), 1.0, 1.0, current, 1.0, current, mass=1.0)
         before = resident()
         seconds = []
         for turn in range(2):
             for i, name in enumerate(names):
-                weights = frozen(pattern * np.float32(1 + turn + i / learners))
+                weights = read_only(pattern * np.float32(1 + turn + i / learners))
                 update = Update(name, 0, weights, base_version=0, num_examples=1, num_steps=1)
                 began = time.perf_counter()
                 community.fold(update, 0.5 + i / learners, current)

@@ -31,12 +31,21 @@ from metis.codecs.dense import Dense
 from metis.config import Config, dump, load
 from metis.core.local_run import TestResult
 from metis.core.triggers import AfterEpochs
-from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Task, Tensor, Vector
-from metis.core.types import frozen as frozen_vector
+from metis.core.types import (
+    ClassCounts,
+    Counts,
+    Layout,
+    LearnerId,
+    Profile,
+    Task,
+    TensorSpec,
+    Vector,
+)
+from metis.core.types import read_only as frozen_vector
 from metis.federation.build import recipe_of
 from metis.federation.handshake import agreed, digest_of
 from metis.journal.file import read_journal
-from metis.service.grpc.client import RpcLine
+from metis.service.grpc.client import GrpcConnection
 from metis.service.mirror import Mirror
 from metis.service.site import Equipment, Memory, Site
 from metis.storage.weights import save_first
@@ -98,7 +107,7 @@ class Still:
 
 
 def layout_of(num_parameters: int) -> Layout:
-    return Layout((Tensor("weight", (num_parameters // 10, 10), "dense", 0),))
+    return Layout((TensorSpec("weight", (num_parameters // 10, 10), "dense", 0),))
 
 
 def attend(address: str, names: list[str], config: Config, layout: Layout) -> None:
@@ -117,7 +126,7 @@ def attend(address: str, names: list[str], config: Config, layout: Layout) -> No
             is_judged=recipe_of(config).weighting.judged_by != "nobody",
         )
         mirror = Mirror(Dense(layout), Dense(layout))
-        sites.append(Site(equipment, RpcLine(address, name), mirror, Memory()))
+        sites.append(Site(equipment, GrpcConnection(address, name), mirror, Memory()))
     threads = [threading.Thread(target=site.attend, daemon=True) for site in sites]
     for thread in threads:
         thread.start()

@@ -62,18 +62,18 @@ from metis.codecs.dense import Dense
 from metis.core.controller import Controller
 from metis.core.errors import LineError
 from metis.core.recipes import Settings, recipe
-from metis.core.types import Layout, LearnerId, Profile, Snapshot, Tensor, frozen
+from metis.core.types import Layout, LearnerId, Profile, Snapshot, TensorSpec, read_only
 from metis.journal.file import Journal, Record
-from metis.service.connection import PROTOCOL, Delivery, Farewell, Hello, TrainOrder, pieces
-from metis.service.coordinator import Terms
+from metis.service.connection import PROTOCOL, Delivery, EndOfOrders, Hello, TrainOrder, pieces
+from metis.service.coordinator import ServiceSettings
 from metis.service.grpc.access import Gate, by_certificate
-from metis.service.grpc.client import RpcLine, channel_credentials
+from metis.service.grpc.client import GrpcConnection, channel_credentials
 from metis.service.grpc.server import Opening, serve, server_credentials
 from metis.service.malloc_tuning import keep_freed_memory
 from metis.service.mirror import Mirror
 from metis.service.model_cache import Library
 from metis.service.service import Service
-from metis.service.state import Ledger
+from metis.service.state import FederationState
 from metis.storage.packets import Gathered, InMemory, OnDisk
 
 Pace: TypeAlias = Literal["sync", "async"]
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        return Layout((Tensor("weights", (self.num_parameters,), "plain", 0),))
+        return Layout((TensorSpec("weights", (self.num_parameters,), "plain", 0),))
 
     def num_marks(self, pace: Pace) -> int:
         """How many rounds or updates there are, those for warming up included."""
@@ -468,10 +468,10 @@ def host_metis(plan: Plan, pace: Pace, tell: Callable[[int], None]) -> list[floa
         chosen.community,
         chosen.weighting,
         chosen.pacing,
-        Snapshot(0, frozen(values)),
+        Snapshot(0, read_only(values)),
         min_learners=plan.num_learners,
     )
-    terms = Terms(
+    terms = ServiceSettings(
         layout=plan.layout,
         config="wire",
         upload=Dense(plan.layout),
@@ -481,7 +481,7 @@ def host_metis(plan: Plan, pace: Pace, tell: Callable[[int], None]) -> list[floa
         keep_updates=False,
     )
     packets = OnDisk(state / "packets") if plan.case.durable else InMemory()
-    service = Service(terms, Ledger(controller), packets, journal, time.monotonic)
+    service = Service(terms, FederationState(controller), packets, journal, time.monotonic)
     opening, gate = Opening("127.0.0.1:0", plan.num_learners), None
     if plan.case.tls:
         ours = Credentials(plan.folder / HOST, datetime.now(UTC))
@@ -498,13 +498,13 @@ def host_metis(plan: Plan, pace: Pace, tell: Callable[[int], None]) -> list[floa
 def attend_metis(plan: Plan, name: str, port: int) -> None:
     keep_freed_memory()
     codec = Dense(plan.layout)
-    line = RpcLine(f"127.0.0.1:{port}", name, shown(plan, name))
+    line = GrpcConnection(f"127.0.0.1:{port}", name, shown(plan, name))
     library = Library(line, Mirror(codec, codec), codec)
     profile = Profile(LearnerId(name), num_examples=1, steps_per_epoch=1)
     try:
         line.join(Hello(PROTOCOL, plan.layout.digest, "wire", profile, None))
         for order in line.orders():
-            if isinstance(order, Farewell):
+            if isinstance(order, EndOfOrders):
                 return
             if isinstance(order, TrainOrder):
                 trained = library.start_of(order)

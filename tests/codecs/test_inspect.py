@@ -22,19 +22,19 @@ from metis.codecs.quantized import Quantized
 from metis.codecs.ternary import Ternary
 from metis.core.codec import Codec
 from metis.core.errors import ModelError
-from metis.core.types import Layout, Tensor, Vector, frozen
+from metis.core.types import Layout, TensorSpec, Vector, read_only
 from tests.vectors.make import FOLDER, ROWS
 
 #: Six kernels of 2 x 2, a bias, a dense layer of 20 weights, running statistics.
 LAYOUT = Layout(
     (
-        Tensor("conv.weight", (2, 3, 2, 2), "conv", 0),
-        Tensor("conv.bias", (2,), "plain", 24),
-        Tensor("fc.weight", (4, 5), "dense", 26),
-        Tensor("norm.mean", (3,), "buffer", 46),
+        TensorSpec("conv.weight", (2, 3, 2, 2), "conv", 0),
+        TensorSpec("conv.bias", (2,), "plain", 24),
+        TensorSpec("fc.weight", (4, 5), "dense", 26),
+        TensorSpec("norm.mean", (3,), "buffer", 46),
     )
 )
-BASE = frozen(np.linspace(-1.0, 1.0, LAYOUT.size))
+BASE = read_only(np.linspace(-1.0, 1.0, LAYOUT.size))
 CODECS: list[Codec] = [
     Dense(LAYOUT),
     Quantized(LAYOUT, "float16"),
@@ -55,12 +55,12 @@ def changed(*places: tuple[int, float]) -> Vector:
     for place, by in places:
         weights[place] += by
     weights[24:26] = weights[46:] = 7.0
-    return frozen(weights)
+    return read_only(weights)
 
 
 def packed(codec: Codec, weights: Vector | None = None) -> bytes:
     random = np.random.default_rng(5).normal(size=LAYOUT.size)
-    return codec.encode(frozen(BASE + random) if weights is None else weights, BASE)[0]
+    return codec.encode(read_only(BASE + random) if weights is None else weights, BASE)[0]
 
 
 def details(packet: bytes) -> Details:
@@ -218,7 +218,9 @@ def test_a_column_holds_what_one_filter_does_to_one_channel() -> None:
 
 
 def test_a_convolution_without_weights_is_described_and_not_drawn() -> None:
-    layout = Layout((Tensor("none", (2, 0, 3, 3), "conv", 0), Tensor("fc", (4, 5), "dense", 0)))
+    layout = Layout(
+        (TensorSpec("none", (2, 0, 3, 3), "conv", 0), TensorSpec("fc", (4, 5), "dense", 0))
+    )
     base = np.zeros(20, dtype=np.float32)
     packet, _ = Ternary(layout, 0.1).encode(base + 1, base)
 
@@ -258,7 +260,7 @@ def test_the_error_of_an_approximation_is_that_of_its_vectors() -> None:
 
 
 def test_the_bytes_of_an_approximation_are_those_of_real_packets() -> None:
-    weights = frozen(BASE + np.random.default_rng(5).normal(size=LAYOUT.size))
+    weights = read_only(BASE + np.random.default_rng(5).normal(size=LAYOUT.size))
 
     _, sstc = approximations(weights, BASE, LAYOUT, 0.2, 0.5)
 

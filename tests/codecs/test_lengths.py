@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from metis.codecs.packet import HEADER, Reader, read_header
 from metis.codecs.ternary import NO_MAPS, PAPER_MAPS, SHORT_MAPS, Body, Ternary, read_body
-from metis.core.types import Layout, frozen
+from metis.core.types import Layout, read_only
 from tests.codecs import reference
 from tests.codecs.updates import Change, changes, layout_of, shares, vector
 
@@ -113,7 +113,7 @@ def test_units_with_the_same_dead_inputs_are_packed_by_deflate(f: float | None) 
     alive = chance.choice(200, 12, replace=False)
     local = np.zeros(layout.size, dtype=np.float32)
     local[144:20144].reshape(100, 200)[:, alive] = 1.0 + chance.random((100, 12))
-    change = Change(layout, vector(*np.zeros(layout.size)), frozen(local))
+    change = Change(layout, vector(*np.zeros(layout.size)), read_only(local))
 
     auto, golomb, deflate = (
         packed(Ternary(layout, 0.06, f, coding=coding), change)

@@ -24,7 +24,7 @@ from metis.codecs.quantized import Number, Quantized
 from metis.codecs.ternary import Ternary
 from metis.core.codec import Codec
 from metis.core.errors import ModelError
-from metis.core.types import Layout, Vector, dense
+from metis.core.types import Layout, Vector, as_vector
 from tests.codecs.forged import (
     LARGE,
     MEMORY,
@@ -275,4 +275,4 @@ def test_indices_that_wrap_around_are_refused_before_anything_is_read_there() ->
     packet = ternary_packet("stc", (0, 0, 1), count, bytes([48]) + gaps + bytes(count // 8), layout)
 
     with pytest.raises(ModelError, match="index"):
-        dense(Ternary(layout, 0.1).decode(packet, np.zeros(layout.size, np.float32)))
+        as_vector(Ternary(layout, 0.1).decode(packet, np.zeros(layout.size, np.float32)))

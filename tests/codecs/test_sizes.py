@@ -17,7 +17,7 @@ from metis.codecs.sizes import (
     sstc_pays,
 )
 from metis.codecs.ternary import BODY
-from metis.core.types import Layout, Tensor
+from metis.core.types import Layout, TensorSpec
 from metis.learn.flat import layout_of
 from metis.zoo import build
 
@@ -48,9 +48,9 @@ def small_update() -> tuple[Layout, np.ndarray, np.ndarray]:
     """Four 3x3 kernels, their biases, and a layer of 4 x 25 weights behind them."""
     layout = Layout(
         (
-            Tensor("0.weight", (4, 1, 3, 3), "conv", 0),
-            Tensor("0.bias", (4,), "plain", 36),
-            Tensor("1.weight", (4, 25), "dense", 40),
+            TensorSpec("0.weight", (4, 1, 3, 3), "conv", 0),
+            TensorSpec("0.bias", (4,), "plain", 36),
+            TensorSpec("1.weight", (4, 25), "dense", 40),
         )
     )
     base = np.zeros(140, dtype=np.float32)
@@ -82,7 +82,7 @@ def test_what_keeps_no_kernel_has_no_figure_of_convolutions() -> None:
     layout, trained, base = small_update()
 
     assert approximation(trained, base, layout, 5 / 136, 0.0).smaller.convolutions is None
-    dense = Layout((Tensor("w", (4, 5), "dense", 0),))
+    dense = Layout((TensorSpec("w", (4, 5), "dense", 0),))
     assert smaller(dense, np.array([3]), None, 60).convolutions is None
     assert smaller(dense, np.array([3]), 0.5, 60).convolutions is None
 

@@ -15,7 +15,7 @@ from metis.codecs.joined import joined
 from metis.codecs.packet import HEADER, Reader, seal
 from metis.codecs.ternary import NO_MAPS, PAPER_MAPS, SHORT_MAPS, Body, Ternary, read_body
 from metis.core.errors import ModelError
-from metis.core.types import Vector, dense
+from metis.core.types import Vector, as_vector
 from tests.codecs import reference
 from tests.codecs.updates import (
     STYLES,
@@ -38,7 +38,7 @@ SMALL = layout_of(("conv", (2, 1, 2)), ("dense", (1, 3)), ("conv", (1, 1, 1, 1))
 def answer(codec: Ternary, change: Change) -> Vector:
     """Return what the other end makes of an update."""
     packet, _ = codec.encode(change.local, change.base)
-    return dense(codec.decode(packet, change.base))
+    return as_vector(codec.decode(packet, change.base))
 
 
 def body_of(codec: Ternary, change: Change) -> Body:
@@ -140,7 +140,7 @@ def test_a_decoded_update_names_each_place_once_in_order_and_leaves_the_base_alo
     weights = set(reference.places_of(change.layout).weights)
     assert sparse.at.tolist() == sorted(set(sparse.at.tolist()) & weights)
     assert len(set(np.abs(sparse.by).tolist())) <= 1
-    assert not dense(sparse).flags.writeable
+    assert not as_vector(sparse).flags.writeable
     assert change.base.tobytes() == before
 
 
@@ -241,7 +241,7 @@ def test_residuals_are_those_of_the_reference_round_after_round(
         before, after = base.tolist(), local.tolist()
         expected = reference.ternary(change.layout, before, after, p, f, residual=left)
         left = expected.residual
-        base = dense(codec.decode(packet, base))
+        base = as_vector(codec.decode(packet, base))
 
         assert residual is not None
         assert bits(base) == bits(expected.model)
@@ -261,7 +261,7 @@ def test_what_is_left_out_and_what_is_told_is_all_there_was(style: str) -> None:
         change = make_change(layout, style, seed)
         packet, residual = codec.encode(change.local, change.base, residual)
         wanted += change.local - change.base
-        told += dense(codec.decode(packet, change.base)) - change.base
+        told += as_vector(codec.decode(packet, change.base)) - change.base
 
     assert residual is not None
     assert (told + residual).tolist() == wanted.tolist()
@@ -274,7 +274,7 @@ def test_with_error_feedback_a_small_change_is_told_in_the_end() -> None:
 
     for _ in range(20):
         packet, residual = codec.encode(local, base, residual)
-        told = told + dense(codec.decode(packet, base))
+        told = told + as_vector(codec.decode(packet, base))
 
     assert told.tolist() == [76, 20, 0, 0, 0, 0, 0, 0, 0]  # 5 every fifth round
     assert residual is not None
@@ -341,7 +341,7 @@ def test_a_cell_that_is_plus_and_minus_is_refused() -> None:
     bad = seal("sstc", SMALL, [*parts, bytes([0b11010000]), bytes([0])])
 
     codec = Ternary(SMALL, 0.1, 0.5)
-    assert dense(codec.decode(good, vector(*[0] * 9))).tolist()[:3] == [-1, 1, 0]
+    assert as_vector(codec.decode(good, vector(*[0] * 9))).tolist()[:3] == [-1, 1, 0]
     with pytest.raises(ModelError, match="plus and minus at once"):
         codec.decode(bad, vector(*[0] * 9))
 
@@ -389,14 +389,14 @@ def test_every_form_of_maps_is_read_with_every_coding_of_either_index(
 
     expected = [0, -2, 2, 0, 0, 2, 0, 0, 0]
     model = Ternary(SMALL, 0.1, 0.5).decode(packet, vector(*[0] * 9))
-    assert dense(model).tolist() == reference.decode(packet, SMALL, [0.0] * 9) == expected
+    assert as_vector(model).tolist() == reference.decode(packet, SMALL, [0.0] * 9) == expected
 
 
 def test_a_sum_beyond_the_largest_number_is_infinite_and_no_warning() -> None:
     base = vector(*[3e38] * 9)
     packet, _ = Ternary(SMALL, 1.0).encode(vector(*[3e38] * 8, 1), vector(*[0] * 9))
 
-    model = dense(Ternary(SMALL, 1.0).decode(packet, base))
+    model = as_vector(Ternary(SMALL, 1.0).decode(packet, base))
 
     assert model.tolist() == [np.inf] * 8 + [1]
 

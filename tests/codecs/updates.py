@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from metis.core.types import Kind, Layout, Model, Tensor, Vector, dense, frozen
+from metis.core.types import Kind, Layout, Model, TensorSpec, Vector, as_vector, read_only
 from tests.codecs.reference import places_of
 
 Part = tuple[Kind, tuple[int, ...]]
@@ -36,21 +36,21 @@ class Change:
 
 def layout_of(*parts: Part) -> Layout:
     """Return tensors that lie one after another, by kind and shape."""
-    tensors: list[Tensor] = []
+    tensors: list[TensorSpec] = []
     offset = 0
     for kind, shape in parts:
-        tensors.append(Tensor(f"{kind}{len(tensors)}", shape, kind, offset))
+        tensors.append(TensorSpec(f"{kind}{len(tensors)}", shape, kind, offset))
         offset += tensors[-1].size
     return Layout(tuple(tensors))
 
 
 def vector(*values: float) -> Vector:
-    return frozen(np.array(values, dtype=np.float32))
+    return read_only(np.array(values, dtype=np.float32))
 
 
 def bits(model: Model | list[float]) -> bytes:
     """Return all values as bytes: equal for two models exactly when every bit is."""
-    values = np.array(model, np.float32) if isinstance(model, list) else dense(model)
+    values = np.array(model, np.float32) if isinstance(model, list) else as_vector(model)
     return values.tobytes()
 
 
@@ -66,7 +66,7 @@ def make_change(layout: Layout, style: str, seed: int) -> Change:
         for kernel in places_of(layout).kernels:
             deltas[kernel] *= chance.random() < 0.25
     local[weights] = base[weights] + deltas
-    return Change(layout, frozen(base), frozen(local))
+    return Change(layout, read_only(base), read_only(local))
 
 
 def _deltas(chance: np.random.Generator, style: str, count: int) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from metis.core.controller import Controller
 from metis.core.events import Arrived, Command, Evaluate, Joined, Publish, Refuse, Scored, Train
 from metis.core.pacing import Pacing
 from metis.core.types import ClassCounts, Counts, LearnerId, Profile, Snapshot, Task, Update, Vector
-from metis.core.types import frozen as as_vector
+from metis.core.types import read_only as as_vector
 from metis.core.weighting import Equal, Weighting
 
 

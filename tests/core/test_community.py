@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from metis.core import kernels
 from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
 from metis.core.errors import ConfigError, ModelError, RunError
-from metis.core.types import LearnerId, Update, Vector, frozen
+from metis.core.types import LearnerId, Update, Vector, read_only
 
 A, B, C = LearnerId("a"), LearnerId("b"), LearnerId("c")
 
 
 def vector(*values: float) -> Vector:
-    return frozen(np.array(values, np.float32))
+    return read_only(np.array(values, np.float32))
 
 
 def update(learner: LearnerId, weights: Vector) -> Update:
@@ -55,7 +55,7 @@ def test_a_round_is_the_weighted_mean_of_its_own_models_alone() -> None:
 def test_the_order_of_arrival_cannot_change_a_bit_of_a_round() -> None:
     rng = np.random.default_rng(1)
     answers = [
-        (LearnerId(name), frozen(rng.normal(size=1000) * 10.0**scale), float(rng.random()))
+        (LearnerId(name), read_only(rng.normal(size=1000) * 10.0**scale), float(rng.random()))
         for scale, name in enumerate("abcde")
     ]
     seen = set()
@@ -136,7 +136,7 @@ def test_the_last_contribution_to_go_leaves_exactly_nothing(leave_by: str) -> No
     community = CachedAverage()
     learners = [LearnerId(str(i)) for i in range(20)]
     for learner in learners:
-        fold(community, learner, frozen(rng.normal(size=2)), float(rng.random()))
+        fold(community, learner, read_only(rng.normal(size=2)), float(rng.random()))
     for learner in learners:
         if leave_by == "drop":
             assert community.drop(learner)
@@ -154,7 +154,7 @@ def test_many_folds_in_one_version_equal_one_fold_per_version() -> None:
     rng = np.random.default_rng(3)
     one, many = CachedAverage(), CachedAverage()
     for _ in range(200):
-        learner, weights = LearnerId(str(rng.integers(7))), frozen(rng.normal(size=5))
+        learner, weights = LearnerId(str(rng.integers(7))), read_only(rng.normal(size=5))
         weight = float(rng.random())
         for community in (one, many):
             fold(community, learner, weights, weight)
@@ -167,7 +167,7 @@ def test_many_folds_in_one_version_equal_one_fold_per_version() -> None:
 def test_the_cached_sum_does_not_drift_in_100_000_folds() -> None:
     rng = np.random.default_rng(1990)
     community = CachedAverage(repair_every=1_000_000)
-    pool = [frozen(rng.normal(size=64) * 10.0 ** rng.integers(-3, 4)) for _ in range(500)]
+    pool = [read_only(rng.normal(size=64) * 10.0 ** rng.integers(-3, 4)) for _ in range(500)]
     learners = [LearnerId(str(i)) for i in range(50)]
     weights = rng.random(100_000) * 10.0 ** rng.integers(-3, 4, 100_000)
     weights[rng.random(100_000) < 0.02] = 0.0
@@ -221,12 +221,12 @@ def test_what_a_huge_update_leaves_in_the_cached_sum_is_repaired(
     rng = np.random.default_rng(exponent)
     community = CachedAverage(repair_every=10**9)
     learners = [LearnerId(str(i)) for i in range(5)]
-    pool = [frozen(rng.normal(size=100)) for _ in range(20)]
+    pool = [read_only(rng.normal(size=100)) for _ in range(20)]
     worst, repairs = 0.0, 0
     for k in range(300):
         learner, weights, weight = learners[k % 5], pool[rng.integers(20)], 0.5 + rng.random()
         if k == 100:
-            weights = frozen(weights * np.float32(10.0**exponent))
+            weights = read_only(weights * np.float32(10.0**exponent))
         elif k == 105 and goes_by == "a weight of zero":
             weight = 0.0
         fold(community, learner, weights, weight)
@@ -244,7 +244,7 @@ def test_one_huge_value_among_many_is_enough_for_a_repair() -> None:
     poisoned = np.ones(1000, np.float32)
     poisoned[700] = 1e15
     for learner, weights in ((A, np.ones(1000)), (B, poisoned), (B, np.ones(1000))):
-        fold(community, learner, frozen(weights / 3), 0.3)
+        fold(community, learner, read_only(weights / 3), 0.3)
         model = community.model(ORIGIN)
 
     assert community.drift is not None
@@ -258,7 +258,7 @@ def test_the_error_of_the_cached_sum_is_within_its_bound() -> None:
     exact: dict[LearnerId, Fraction] = {}
     for k in range(400):
         learner = LearnerId(str(rng.integers(4)))
-        weights = frozen(rng.normal(size=1) * 10.0 ** rng.integers(-3, 4))
+        weights = read_only(rng.normal(size=1) * 10.0 ** rng.integers(-3, 4))
         weight = float(rng.random())
         fold(community, learner, weights, weight)
         community.model(ORIGIN)
@@ -282,7 +282,7 @@ def test_ordinary_training_brings_no_repair(num_learners: int) -> None:
     learners = [LearnerId(str(i)) for i in range(num_learners)]
     for k in range(10_000):
         scale = 10.0 ** math.sin(k / 700)
-        weights = frozen(scale * rng.normal(size=20))
+        weights = read_only(scale * rng.normal(size=20))
         fold(community, learners[k % num_learners], weights, float(rng.uniform(0.01, 1.0)))
         community.model(ORIGIN)
         assert community.drift is None
@@ -461,7 +461,7 @@ def test_repairs_need_a_period() -> None:
 def operands(size: int) -> tuple[kernels.Sum, Vector, Vector]:
     rng = np.random.default_rng(size)
     total = rng.normal(size=size) * 10.0 ** rng.integers(-20, 20, size)
-    new, old = (frozen(rng.normal(size=size)) for _ in range(2))
+    new, old = (read_only(rng.normal(size=size)) for _ in range(2))
     total[: size // 10] = 0.0
     return total, new, old
 
@@ -492,7 +492,7 @@ def test_a_shift_finds_the_largest_value_wherever_it_is(size: int) -> None:
     for place, value in ((0, -3.5), (size // 2, 3e38), (size - 1, -1e-30)):
         new = np.zeros(size, np.float32)
         new[place] = value
-        assert kernels.shift(np.zeros(size), 1.0, 0.1, frozen(new)) == np.float32(abs(value))
+        assert kernels.shift(np.zeros(size), 1.0, 0.1, read_only(new)) == np.float32(abs(value))
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, kernels._BLOCK, kernels._BLOCK + 1, 300_000])
@@ -524,7 +524,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_weighted_sum_adds_in_the_order_given() -> None:
     rng = np.random.default_rng(4)
-    terms = [(frozen(rng.normal(size=70_000)), float(rng.random())) for _ in range(5)]
+    terms = [(read_only(rng.normal(size=70_000)), float(rng.random())) for _ in range(5)]
     right = np.zeros(70_000)
     for weights, weight in terms:
         right += weight * weights.astype(np.float64)
@@ -536,7 +536,7 @@ def test_a_weighted_sum_adds_in_the_order_given() -> None:
 @pytest.mark.parametrize("num_terms", [1, 2, 5])
 def test_a_weighted_mean_is_the_weighted_sum_divided(size: int, num_terms: int) -> None:
     rng = np.random.default_rng(size + num_terms)
-    terms = [(frozen(rng.normal(size=size)), float(rng.random())) for _ in range(num_terms)]
+    terms = [(read_only(rng.normal(size=size)), float(rng.random())) for _ in range(num_terms)]
 
     mean = kernels.weighted_mean(terms, 1.7)
 

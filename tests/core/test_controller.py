@@ -34,8 +34,8 @@ from metis.core.types import (
     Snapshot,
     Update,
     Vector,
-    dense,
-    frozen,
+    as_vector,
+    read_only,
 )
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal
 from tests.core.federation import (
@@ -409,7 +409,9 @@ def test_everybody_else_is_asked_to_judge_an_update() -> None:
 
     assert judges(commands) == ["a", "c"]
     assert [type(command) for command in commands] == [Evaluate, Evaluate]
-    assert all(e.learner == "b" and list(dense(e.weights)) == [1, 2] for e in evaluations(commands))
+    assert all(
+        e.learner == "b" and list(as_vector(e.weights)) == [1, 2] for e in evaluations(commands)
+    )
 
 
 def test_the_weight_is_the_score_of_the_pooled_counts_its_own_included() -> None:
@@ -967,7 +969,7 @@ class Narrow:
         return weights.tobytes(), None
 
     def decode(self, packet: bytes | memoryview, base: Vector) -> Vector:
-        return frozen(np.frombuffer(packet, np.float32))
+        return read_only(np.frombuffer(packet, np.float32))
 
 
 def until_refused(controller: Controller) -> tuple[Snapshot, int, list[Command]]:

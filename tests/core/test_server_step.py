@@ -8,11 +8,11 @@ import pytest
 
 from metis.core.community import CachedAverage, RoundAverage
 from metis.core.server_step import Adaptive, FedAvgM, SecondMoment, ServerStep, Stepped
-from metis.core.types import LearnerId, Spans, Update, Vector, frozen
+from metis.core.types import LearnerId, Spans, Update, Vector, read_only
 
 
 def vector(*values: float) -> Vector:
-    return frozen(np.array(values, np.float32))
+    return read_only(np.array(values, np.float32))
 
 
 def update(learner: str, weights: Vector) -> Update:
@@ -70,13 +70,13 @@ def test_an_adaptive_step_is_algorithm_2_without_bias_correction(kind: SecondMom
     size, rounds = 20, 40
     averages = rng.normal(size=(rounds, size)) * 10.0 ** rng.integers(-4, 2, size)
     averages[10:20] = averages[9]  # a while of standing still: delta^2 falls below v
-    current, step = frozen(rng.normal(size=size)), Adaptive(kind, rate=0.1)
+    current, step = read_only(rng.normal(size=size)), Adaptive(kind, rate=0.1)
     right = [
         slow_adaptive(kind, averages[:, i].tolist(), 0.1, float(current[i])) for i in range(size)
     ]
 
     for k, average in enumerate(averages):
-        current = stepped(step, current, frozen(average))
+        current = stepped(step, current, read_only(average))
         np.testing.assert_allclose(current, [column[k] for column in right], rtol=2e-6)
 
 

@@ -40,7 +40,7 @@ from metis.core.types import (
     Sparse,
     Task,
     Update,
-    dense,
+    as_vector,
 )
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Weighting
 from tests.fuzz.slow_communities import SlowCache, SlowCommunity, SlowRound
@@ -187,7 +187,7 @@ class Account:
         self._close(number)
         sound = (
             update.weights.shape == self.current.weights.shape
-            and all(map(math.isfinite, dense(update.weights).tolist()))
+            and all(map(math.isfinite, as_vector(update.weights).tolist()))
             and update.base_version == task.start.version
             and update.num_steps > 0
             and update.num_examples > 0
@@ -296,10 +296,10 @@ class Account:
             )
         )
         self.community.fold(
-            update.learner, weight, dense(update.weights).tolist(), task.start.weights.tolist()
+            update.learner, weight, as_vector(update.weights).tolist(), task.start.weights.tolist()
         )
         self.sparse |= isinstance(update.weights, Sparse)  # then the sum is another one
-        largest = max(map(abs, dense(update.weights).tolist()))
+        largest = max(map(abs, as_vector(update.weights).tolist()))
         if largest > 1e30:
             self.largest = max(self.largest, largest)
         self.num_steps += update.num_steps

@@ -12,7 +12,7 @@ from metis.core.controller import Controller
 from metis.core.events import Command, Evaluate, Event, Publish, Refuse, Train
 from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
 from metis.core.server_step import FedAvgM, Stepped
-from metis.core.types import Snapshot, dense
+from metis.core.types import Snapshot, as_vector
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal, Weighting
 from tests.fuzz.account import Account
 from tests.fuzz.schedules import MODELS, Schedule
@@ -182,7 +182,7 @@ def trace(commands: Sequence[Command]) -> list[object]:
                 found.append((committed_steps, drift))
             case Evaluate(number, judge, learner, task_number, base_version, weights):
                 found.append((number, judge, learner, task_number, base_version))
-                found.append(dense(weights).tobytes())
+                found.append(as_vector(weights).tobytes())
             case Refuse():
                 found.append(command)
     return found

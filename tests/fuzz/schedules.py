@@ -27,8 +27,8 @@ from metis.core.types import (
     Task,
     Update,
     Vector,
-    dense,
-    frozen,
+    as_vector,
+    read_only,
 )
 from tests.fuzz.account import Account
 
@@ -36,14 +36,14 @@ SIZE = 3  # floats in a model
 
 _RNG = np.random.default_rng(1990)
 MODELS: list[Vector] = [
-    frozen(_RNG.normal(size=SIZE) * 10.0 ** _RNG.integers(-2, 3)) for _ in range(200)
+    read_only(_RNG.normal(size=SIZE) * 10.0 ** _RNG.integers(-2, 3)) for _ in range(200)
 ]
 #: Finite, and near the largest float32: whoever steps beyond them makes no model.
-HUGE: list[Vector] = [frozen(_RNG.uniform(-3.4e38, 3.4e38, SIZE)) for _ in range(20)]
+HUGE: list[Vector] = [read_only(_RNG.uniform(-3.4e38, 3.4e38, SIZE)) for _ in range(20)]
 UNFIT: list[Vector] = [
-    frozen(np.array([1, math.nan, 1])),
-    frozen(np.array([1, 1, -math.inf])),
-    frozen(np.ones(SIZE + 1)),
+    read_only(np.array([1, math.nan, 1])),
+    read_only(np.array([1, 1, -math.inf])),
+    read_only(np.ones(SIZE + 1)),
 ]
 COUNTS: list[ClassCounts | None] = [
     *(ClassCounts(_RNG.integers(0, 9, (2, 2))) for _ in range(12)),
@@ -59,7 +59,7 @@ STRANGER = LearnerId("eve")
 
 def _sparse(base: Vector, model: Model, rng: Random) -> Sparse:
     """Return a model that differs from its base in one weight or two, its last value sent whole."""
-    values = dense(model)
+    values = as_vector(model)
     at = np.array(sorted(rng.sample((0, 1), rng.randint(1, 2))))
     return Sparse(base, at, values[at], ((2, 3),), values[2:3])
 

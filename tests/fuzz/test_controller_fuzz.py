@@ -16,7 +16,7 @@ from metis.core.community import CachedAverage, RoundAverage
 from metis.core.controller import Controller
 from metis.core.events import Arrived, Joined, Left, Publish
 from metis.core.pacing import Async, Sync
-from metis.core.types import LearnerId, Profile, Snapshot, Update, Vector, frozen
+from metis.core.types import LearnerId, Profile, Snapshot, Update, Vector, read_only
 from metis.core.weighting import ByExamples, Equal
 from tests.fuzz.account import relative_error
 from tests.fuzz.combinations import COMBINATIONS, fuzz
@@ -44,7 +44,7 @@ def test_the_order_of_arrival_cannot_change_a_bit_of_a_round() -> None:
     naive_sums_differ = 0
     for _ in range(200):
         huge = rng.normal(size=(3, SIZE)) * 1e16
-        models = [frozen(w) for w in (*huge, *-huge, *rng.normal(size=(2, SIZE)))]
+        models = [read_only(w) for w in (*huge, *-huge, *rng.normal(size=(2, SIZE)))]
         orders = [rng.permutation(len(models)).tolist() for _ in range(5)]
 
         assert len({model_of_round(models, order) for order in orders}) == 1
@@ -70,7 +70,7 @@ def test_after_100_000_folds_the_cache_still_equals_the_full_recompute() -> None
     """Never repaired, so that the running sum alone has to hold."""
     rng = random.Random(1990)
     community = CachedAverage(repair_every=10**9)
-    start = Snapshot(0, frozen(np.zeros(SIZE)))
+    start = Snapshot(0, read_only(np.zeros(SIZE)))
     controller = Controller(community, ByExamples(), Async(), start)
     names = [LearnerId(f"learner-{i:02d}") for i in range(20)]
     slow = SlowCache()

@@ -32,9 +32,9 @@ from metis.core.types import (
     Snapshot,
     Task,
     Vector,
-    frozen,
+    read_only,
 )
-from metis.federation.build import controller_of
+from metis.federation.build import build_controller
 from metis.journal.file import Journal, Record
 from metis.simulation.plan import plan_of
 from metis.simulation.simulator import Simulation
@@ -137,7 +137,7 @@ class Toy:
         moved = task.start.weights + (by * (task.rate_factor / 65536)).astype(np.float32)
         for start, stop in LAYOUT.spans("buffer"):
             moved[start:stop] = np.abs(moved[start:stop])
-        return frozen(moved.astype(np.float32))
+        return read_only(moved.astype(np.float32))
 
     def abandon(self, learner: LearnerId) -> None:
         self.tasks.pop(learner, None)
@@ -214,8 +214,8 @@ def journal_of(config: Config) -> list[str]:
         profiles[name] = Profile(name, examples, steps, group, NUM_CLASSES * HELD_OUT, full)
     held_out = dict.fromkeys(learners, NUM_CLASSES * HELD_OUT)
     first = _chance("initial").integers(-1024, 1025, LAYOUT.size) / 2048
-    start = Snapshot(0, frozen(first.astype(np.float32)))
-    controller = controller_of(config, start, LAYOUT, NUM_CLASSES)
+    start = Snapshot(0, read_only(first.astype(np.float32)))
+    controller = build_controller(config, start, LAYOUT, NUM_CLASSES)
     plan = plan_of(config, profiles, held_out, False, LAYOUT)
     records: list[Record] = []
     journal = Journal(None, (records.append,))

@@ -24,7 +24,7 @@ from metis.core.errors import Interrupted
 from metis.data.dataset import Advice, Dataset
 from metis.journal.file import Record
 from metis.learn import workbench
-from metis.simulation.joint_runs import Plan, run_together
+from metis.simulation.joint_runs import JointRun, run_together
 from metis.simulation.run import resume, run
 from metis.simulation.session import Result
 from metis.zoo.cifar_cnn import CifarCnn
@@ -207,7 +207,9 @@ def test_runs_computed_together_come_to_the_bytes_of_runs_apart(tmp_path: Path) 
     ]
 
     apart = [run(config) for config in configs]
-    plans = [Plan(config, tmp_path / name) for name, config in zip(policies, configs, strict=True)]
+    plans = [
+        JointRun(config, tmp_path / name) for name, config in zip(policies, configs, strict=True)
+    ]
     run_together(plans)
 
     for result, plan in zip(apart, plans, strict=True):

@@ -24,7 +24,7 @@ from metis.core.events import (
     Scored,
     TaskExpired,
 )
-from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Profile, Update, frozen
+from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Profile, Update, read_only
 from metis.journal.file import (
     Journal,
     Record,
@@ -37,7 +37,7 @@ from metis.journal.file import (
 from metis.journal.records import ArriveRecord, as_fields, kind_of
 
 A = LearnerId("learner-01")
-WEIGHTS = frozen(np.array([1.0, 2.0]))
+WEIGHTS = read_only(np.array([1.0, 2.0]))
 MATRIX = ClassCounts(np.array([[3, 0, 1], [0, 5, 0], [0, 0, 0]]))
 SUMS = ErrorSums(7, 1.25, 0.1, -3.0, 1e300)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from metis.core.errors import ConfigError, DataError, ModelError
 from metis.core.local_run import Learners
-from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Vector, frozen
+from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Vector, read_only
 from metis.data.dataset import Dataset
 from metis.learn.epochs import Share
 from metis.learn.flat import load_into, vector_of
@@ -364,7 +364,7 @@ def test_questions_that_were_not_answered_are_answered_after_a_crash(
     begun, gone_on = federations
     shares = {**SHARES, LearnerId("c"): Share(np.arange(3), np.array([], dtype=np.int64))}
     learners, start = begun(shares=shares)
-    other = frozen(start[::-1])
+    other = read_only(start[::-1])
     questions = [*learners.ask(start, [A, B, LearnerId("c")]), *learners.ask(other, [B, A])]
     answered, *waiting = questions
     learners.answer(answered)
@@ -814,7 +814,7 @@ def test_those_without_validation_examples_do_not_judge(federation: Federate) ->
 
 def test_many_models_can_wait_for_their_judges(federation: Federate) -> None:
     learners, start = federation()
-    models = [frozen(start * factor) for factor in np.linspace(-2, 2, 30)]
+    models = [read_only(start * factor) for factor in np.linspace(-2, 2, 30)]
     wanted = [[plain(counts) for counts in answers(learners, model, [A, B])] for model in models]
     questions = [learners.ask(model, [A, B]) for model in models]
 

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from metis.core.local_run import Learners
-from metis.core.types import ClassCounts, LearnerId, Vector, frozen
+from metis.core.types import ClassCounts, LearnerId, Vector, read_only
 from metis.learn.cohort import Cohort
 from metis.learn.flat import layout_of
 from metis.learn.loop import Loop
@@ -54,11 +54,11 @@ def with_statistics_of(model: Vector, other: Vector, make: Callable[[], nn.Modul
             part = slice(tensor.offset, tensor.offset + tensor.size)
             mixed[part] = other[part]
     assert (mixed != model).any(), "a difference that could not be seen"
-    return frozen(mixed)
+    return read_only(mixed)
 
 
 def model(learners: Learners, start: Vector, **chosen: Any) -> Vector:
-    return frozen(np.frombuffer(trained(learners, start, **chosen), dtype=np.float32))
+    return read_only(np.frombuffer(trained(learners, start, **chosen), dtype=np.float32))
 
 
 def counts(learners: Learners, weights: Vector, judge: LearnerId) -> Any:
@@ -77,7 +77,7 @@ def far(start: Vector, make: Callable[[], nn.Module]) -> Vector:
             moved[part] = np.linspace(-2, 2, tensor.size)
         if tensor.name.endswith("running_var"):
             moved[part] = np.linspace(0.1, 9, tensor.size)
-    return frozen(moved)
+    return read_only(moved)
 
 
 def test_a_layout_knows_where_running_statistics_lie() -> None:

@@ -24,7 +24,7 @@ from metis.journal.file import Record, read_journal
 from metis.journal.records import ENVELOPE, FIELDS, KINDS, is_derived, misfits
 from metis.learn.flat import layout_of
 from metis.replay.verify import Replayed, replay
-from metis.service.in_process import DirectLine
+from metis.service.in_process import InProcessConnection
 from metis.service.open_federation import found as founded
 from metis.service.recovery import conclude
 from metis.simulation.run import run
@@ -156,7 +156,10 @@ def live(directory: Path) -> None:
         make_impatient(patches)
         founded(directory, config, initial).journal.close()
         service = founded(directory, config)
-        lines = {name: DirectLine(service, name) for name in map(LearnerId, config.learner_names())}
+        lines = {
+            name: InProcessConnection(service, name)
+            for name in map(LearnerId, config.learner_names())
+        }
         attend([toy_site(config, name, line) for name, line in lines.items()])
     conclude(directory, service)
     service.journal.close()

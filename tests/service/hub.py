@@ -21,7 +21,7 @@ import numpy as np
 from metis.codecs.dense import Dense
 from metis.config import load
 from metis.core.errors import IdentityError, LineError, ModelError
-from metis.core.types import ClassCounts, Layout, LearnerId, Profile, Tensor, Vector
+from metis.core.types import ClassCounts, Layout, LearnerId, Profile, TensorSpec, Vector
 from metis.federation.handshake import agreed, digest_of
 from metis.service.connection import (
     PROTOCOL,
@@ -33,12 +33,12 @@ from metis.service.connection import (
     TrainOrder,
     pieces,
 )
-from metis.service.grpc.client import RpcLine, channel_credentials
+from metis.service.grpc.client import GrpcConnection, channel_credentials
 from metis.storage.weights import save_first
 from tests.certs.consortium import NOW, Consortium
 
 NUM_CLASSES = 3
-LAYOUT = Layout((Tensor("weight", (3, 20), "dense", 0), Tensor("bias", (3,), "plain", 60)))
+LAYOUT = Layout((TensorSpec("weight", (3, 20), "dense", 0), TensorSpec("bias", (3,), "plain", 60)))
 FIRST = np.linspace(-1.0, 1.0, LAYOUT.size, dtype=np.float32)
 DENSE = Dense(LAYOUT)
 COUNTS = ClassCounts(np.eye(NUM_CLASSES, dtype=np.int64))
@@ -98,8 +98,8 @@ class Hub:
         return None if self.sites is None else credentials_in(self.folder(name, role), name)
 
     @contextmanager
-    def line(self, name: str, role: Any = "learner") -> Iterator[RpcLine]:
-        line = RpcLine(self.address, name, self.credentials(name, role))
+    def line(self, name: str, role: Any = "learner") -> Iterator[GrpcConnection]:
+        line = GrpcConnection(self.address, name, self.credentials(name, role))
         try:
             yield line
         finally:
@@ -203,7 +203,7 @@ class Member:
     """A learner of numpy alone: it trains nothing, and answers what it is told to answer."""
 
     name: str
-    line: RpcLine
+    line: GrpcConnection
     hello: Hello
     orders: Iterator[Order | None] | None = None
 

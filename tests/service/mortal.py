@@ -17,8 +17,8 @@ from metis.core.errors import LineError, RunError
 from metis.core.types import LearnerId
 from metis.federation.transfers import packet_digest
 from metis.journal.file import Journal, Listener, read_journal
-from metis.service.connection import Item, Order, Receipt
-from metis.service.in_process import DirectLine
+from metis.service.connection import ModelRef, Order, Receipt
+from metis.service.in_process import InProcessConnection
 from metis.service.open_federation import found
 from metis.service.service import Service
 
@@ -220,7 +220,7 @@ class Host:
         return service is self.service
 
 
-class MortalLine(DirectLine):
+class MortalLine(InProcessConnection):
     """A line that goes down with the controller, and comes back with it."""
 
     def __init__(self, host: Host, learner: LearnerId) -> None:
@@ -232,7 +232,7 @@ class MortalLine(DirectLine):
             return object.__getattribute__(self, name)
         return lambda *arguments: self._host.call(name, self._me, *arguments)
 
-    def fetch(self, item: Item) -> Any:
+    def fetch(self, item: ModelRef) -> Any:
         return iter(self._host.call("fetch", self._me, item))
 
     def deliver(self, delivery: Any, packet: Any) -> Receipt:

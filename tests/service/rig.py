@@ -32,21 +32,21 @@ from metis.core.types import (
     LearnerId,
     Profile,
     Task,
-    Tensor,
+    TensorSpec,
     Vector,
-    frozen,
+    read_only,
 )
 from metis.federation.build import recipe_of
 from metis.federation.handshake import agreed, digest_of
 from metis.journal.file import Record, read_journal
-from metis.service.connection import Line
+from metis.service.connection import Connection
 from metis.service.mirror import Mirror
 from metis.service.service import Service
 from metis.service.site import Equipment, Memory, Pulse, Site
 from metis.storage.weights import save_first
 
 LAYOUT = Layout(
-    (Tensor("layer.weight", (6, 5), "dense", 0), Tensor("layer.bias", (5,), "plain", 30))
+    (TensorSpec("layer.weight", (6, 5), "dense", 0), TensorSpec("layer.bias", (5,), "plain", 30))
 )
 NUM_CLASSES = 5
 _STEPS_PER_EPOCH = 2
@@ -80,7 +80,7 @@ def names_of(config: Config) -> list[LearnerId]:
 def write_first(path: Path) -> Path:
     """Write the model that toy federations begin with; return where it is."""
     weights = np.random.default_rng(7).normal(size=LAYOUT.size)
-    save_first(path, frozen(weights), LAYOUT, NUM_CLASSES)
+    save_first(path, read_only(weights), LAYOUT, NUM_CLASSES)
     return path
 
 
@@ -132,7 +132,7 @@ class Toy:
 
     def finish(self, learner: LearnerId) -> Vector:
         self._task, self._kept = None, self._velocity
-        return frozen(self._weights)
+        return read_only(self._weights)
 
     def abandon(self, learner: LearnerId) -> None:
         self._task = None
@@ -167,7 +167,7 @@ class Toy:
 def toy_site(
     config: Config,
     name: LearnerId,
-    line: Line,
+    line: Connection,
     memory: Memory | None = None,
     step_seconds: float = 0.0,
     **more: Any,

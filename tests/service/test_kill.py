@@ -23,9 +23,9 @@ from metis.journal.file import Record
 from metis.learn.threads import num_threads
 from metis.replay.verify import replay
 from metis.service.connection import Delivery, Receipt
-from metis.service.grpc.client import RpcLine
+from metis.service.grpc.client import GrpcConnection
 from metis.service.grpc.server import Opening, serve
-from metis.service.in_process import DirectLine
+from metis.service.in_process import InProcessConnection
 from metis.service.open_federation import found
 from metis.service.site import Memory, Site
 from metis.service.site_setup import equip
@@ -47,7 +47,7 @@ from tests.service.rig import (
 )
 
 
-class NotingLine(RpcLine):
+class NotingLine(GrpcConnection):
     """A line that remembers what it was told is taken."""
 
     def __init__(self, address: str, name: LearnerId) -> None:
@@ -136,7 +136,9 @@ def versions_of_whole_run(config: Config, directory: Path) -> list[tuple[Any, ..
     """Return the versions of the same federation with nobody killed, in this process."""
     initial = write_first(directory / "whole.safetensors")
     service = found(directory / "whole", config, initial)
-    attend([toy_site(config, name, DirectLine(service, name)) for name in names_of(config)])
+    attend(
+        [toy_site(config, name, InProcessConnection(service, name)) for name in names_of(config)]
+    )
     service.journal.close()
     return versions_of(journal_of(directory / "whole"))
 
@@ -275,7 +277,7 @@ def versions_with_killed_learner(
         sites = []
         for name in others:
             equipment, mirror = equip(parts, name, digest_of(agreed(config)))
-            sites.append(Site(equipment, DirectLine(service, name), mirror, Memory()))
+            sites.append(Site(equipment, InProcessConnection(service, name), mirror, Memory()))
         work = threading.Thread(target=attend, args=(sites, 900.0), daemon=True)
         work.start()
         learner = LearnerProcess(directory, config, f"127.0.0.1:{port}")

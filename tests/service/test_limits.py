@@ -22,8 +22,8 @@ from metis.core.types import LearnerId
 from metis.service.connection import Delivery, Receipt, SnapshotOf, TrainOrder
 from metis.service.grpc import messages as convert
 from metis.service.grpc import wire_pb2 as wire
-from metis.service.grpc.client import RpcLine
-from metis.service.in_process import DirectLine
+from metis.service.grpc.client import GrpcConnection
+from metis.service.in_process import InProcessConnection
 from metis.service.mirror import Mirror
 from metis.service.site import Memory, Site
 from metis.storage.packets import OnDisk, Piece
@@ -186,7 +186,7 @@ def test_plain_text_does_not_go_through_a_proxy(monkeypatch: pytest.MonkeyPatch)
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     with federation(learners=1, size=1000) as found:
-        line = RpcLine(f"127.0.0.1:{found.port}", "a")
+        line = GrpcConnection(f"127.0.0.1:{found.port}", "a")
         try:
             assert line.charter().layout == found.layout.digest
         finally:
@@ -236,7 +236,7 @@ def test_what_is_not_offered_cannot_be_called(
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-class Picky(DirectLine):
+class Picky(InProcessConnection):
     """A line on which the first answer is no good, whatever it is."""
 
     num_refused = 0

@@ -18,8 +18,8 @@ from torch import nn
 from metis.core.types import LearnerId
 from metis.journal.file import Record
 from metis.learn.threads import num_threads
-from metis.service.connection import EvaluateOrder, Farewell, Item, Refusal, TrainOrder
-from metis.service.in_process import DirectLine
+from metis.service.connection import EndOfOrders, EvaluateOrder, ModelRef, Refusal, TrainOrder
+from metis.service.in_process import InProcessConnection
 from tests.service.toy import (
     LOOK_SECONDS,
     STEPS,
@@ -44,7 +44,7 @@ def folded(records: list[Record]) -> set[str]:
 
 
 def attend(found: Federation, name: str, step_seconds: float = 0.02) -> Attending:
-    return found.site(Toy(name, step_seconds), DirectLine(found.service, LearnerId(name)))
+    return found.site(Toy(name, step_seconds), InProcessConnection(found.service, LearnerId(name)))
 
 
 def goes_on_with(found: Federation, names: set[str], seconds: float = 5.0) -> bool:
@@ -110,7 +110,7 @@ def test_what_is_withdrawn_is_in_no_later_version() -> None:
 
 def test_of_two_processes_with_one_name_the_older_is_told_and_ends() -> None:
     with federation("async-fedavg", learners=1, versions=None, size=1000) as found:
-        older = found.site(Toy("a", 0.02), DirectLine(found.service, LearnerId("a")))
+        older = found.site(Toy("a", 0.02), InProcessConnection(found.service, LearnerId("a")))
         assert eventually(lambda: found.of("version"))
 
         newer = found.site(Toy("a", 0.02), found.line("a"))
@@ -118,7 +118,7 @@ def test_of_two_processes_with_one_name_the_older_is_told_and_ends() -> None:
 
         assert ended
         (farewell,) = older.ended
-        assert isinstance(farewell, Farewell)
+        assert isinstance(farewell, EndOfOrders)
         assert farewell.over
         assert "joined from somewhere else" in farewell.reason
         assert goes_on_with(found, {"a"})
@@ -132,7 +132,7 @@ def test_the_older_of_two_processes_is_told_even_if_it_listens_after_the_newer_j
         newer.join()
 
         older.listen()
-        told = older.next(Farewell, seconds=3.0)
+        told = older.next(EndOfOrders, seconds=3.0)
         newer.listen()
 
         assert told.over
@@ -212,10 +212,10 @@ def test_an_epoch_longer_than_its_lease_does_not_expire_while_steps_are_done() -
         assert folded(found.of("version")) == {"a"}
 
 
-class SlowDown(DirectLine):
+class SlowDown(InProcessConnection):
     """A line on which every model takes a while to come."""
 
-    def fetch(self, item: Item) -> Iterator[bytes | memoryview]:
+    def fetch(self, item: ModelRef) -> Iterator[bytes | memoryview]:
         time.sleep(0.7)
         return super().fetch(item)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from metis.core.types import Counts
-from metis.service.connection import Delivery, Hello, Line, Receipt, Standing, Welcome
+from metis.service.connection import Connection, Delivery, Hello, ProgressReply, Receipt, Welcome
 from metis.service.grpc import server as rpc
-from metis.service.in_process import DirectLine
+from metis.service.in_process import InProcessConnection
 from tests.certs.consortium import consortium
 from tests.service.proxy import Proxy, Storm
 from tests.service.toy import Attending, Federation, Toy, eventually, federation, impatient
@@ -31,7 +31,7 @@ def calm() -> list[str]:
     """The versions of a federation without a network."""
     with federation() as found:
         for name in NAMES:
-            found.site(Toy(name), DirectLine(found.service, Toy(name).name))
+            found.site(Toy(name), InProcessConnection(found.service, Toy(name).name))
         assert found.finishes()
         return found.versions()
 
@@ -203,7 +203,7 @@ def test_bytes_said_twice_in_plain_text_do_not_end_a_federation(
 class Twice:
     """A line on which everything that can change something is said twice."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Connection) -> None:
         self._line = line
         self.charter, self.orders, self.fetch = line.charter, line.orders, line.fetch
 
@@ -211,7 +211,7 @@ class Twice:
         self._line.join(hello)
         return self._line.join(hello)
 
-    def progress(self, task: int, num_steps: int) -> Standing:
+    def progress(self, task: int, num_steps: int) -> ProgressReply:
         self._line.progress(task, num_steps)
         return self._line.progress(task, num_steps)
 
@@ -250,7 +250,7 @@ def test_what_is_said_twice_counts_once(calm: list[str]) -> None:
             assert len(numbers) == len(set(numbers))
 
 
-def failing_once(found: Federation, said: Callable[[Line], Line]) -> list[str]:
+def failing_once(found: Federation, said: Callable[[Connection], Connection]) -> list[str]:
     """Return the versions of a federation in which one learner fails at its second task."""
 
     def fall(task: Any, step: int) -> None:

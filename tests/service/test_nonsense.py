@@ -19,7 +19,7 @@ import pytest
 from metis.codecs.dense import Dense
 from metis.codecs.packet import seal
 from metis.core.errors import GoneError, HandshakeError, LineError, ModelError
-from metis.core.types import Layout, Tensor
+from metis.core.types import Layout, TensorSpec
 from metis.service.connection import (
     ModelOf,
     PacketOf,
@@ -89,7 +89,7 @@ def one_value(value: float) -> bytes:
     return packet_of(model)
 
 
-OTHER_LAYOUT = Layout((Tensor("weight", (3, 21), "dense", 0),))
+OTHER_LAYOUT = Layout((TensorSpec("weight", (3, 21), "dense", 0),))
 GOOD = packet_of(FIRST)
 
 PACKETS = {

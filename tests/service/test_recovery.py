@@ -16,15 +16,15 @@ from metis.core.types import LearnerId
 from metis.journal.file import Record
 from metis.replay.verify import replay
 from metis.service.connection import (
+    EndOfOrders,
     EvaluateOrder,
-    Farewell,
     Hello,
-    Item,
     ModelOf,
+    ModelRef,
     Order,
     Welcome,
 )
-from metis.service.in_process import DirectLine
+from metis.service.in_process import InProcessConnection
 from metis.storage.packets import Piece
 from tests.service.mortal import Disk, Fuse, Host, Loss, MortalLine
 from tests.service.rig import (
@@ -140,7 +140,7 @@ def test_a_controller_killed_while_it_recovers_recovers_all_the_same(
     assert num_kills > 10
 
 
-class OrdersTwice(DirectLine):
+class OrdersTwice(InProcessConnection):
     """A line whose judge is ordered the same twice, as after a restart of the controller."""
 
     def __init__(self, answered: list[tuple[int, Any]]) -> None:
@@ -156,9 +156,9 @@ class OrdersTwice(DirectLine):
         while not self._answered:
             time.sleep(0.001)
         time.sleep(0.05)  # enough for a second answer, if there were one
-        yield Farewell("enough", over=True)
+        yield EndOfOrders("enough", over=True)
 
-    def fetch(self, item: Item) -> Iterator[Piece]:
+    def fetch(self, item: ModelRef) -> Iterator[Piece]:
         if self._answered:
             raise GoneError("the update of task 3 is not for learner-01 to judge, or no more")
         return iter([self._model])

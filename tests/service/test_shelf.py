@@ -7,16 +7,16 @@ import pytest
 
 from metis.codecs.dense import Dense
 from metis.core.errors import GoneError
-from metis.core.types import Layout, Tensor, frozen
-from metis.service.downloads import Shelf
+from metis.core.types import Layout, TensorSpec, read_only
+from metis.service.downloads import Downloads
 from metis.storage.packets import InMemory
 
-LAYOUT = Layout((Tensor("w", (600_000,), "plain", 0),))
+LAYOUT = Layout((TensorSpec("w", (600_000,), "plain", 0),))
 
 
 def test_all_who_start_from_a_version_are_given_the_same_views_of_it() -> None:
-    shelf = Shelf(InMemory(), LAYOUT)
-    model = frozen(np.arange(LAYOUT.size, dtype=np.float32))
+    shelf = Downloads(InMemory(), LAYOUT)
+    model = read_only(np.arange(LAYOUT.size, dtype=np.float32))
     shelf.offer({3: model})
 
     one, other = list(shelf.snapshot_pieces(3)), list(shelf.snapshot_pieces(3))
@@ -27,10 +27,10 @@ def test_all_who_start_from_a_version_are_given_the_same_views_of_it() -> None:
 
 
 def test_a_version_that_is_not_offered_any_more_is_gone() -> None:
-    shelf = Shelf(InMemory(), LAYOUT)
-    shelf.offer({3: frozen(np.zeros(LAYOUT.size))})
+    shelf = Downloads(InMemory(), LAYOUT)
+    shelf.offer({3: read_only(np.zeros(LAYOUT.size))})
     list(shelf.snapshot_pieces(3))
-    shelf.offer({4: frozen(np.ones(LAYOUT.size))})
+    shelf.offer({4: read_only(np.ones(LAYOUT.size))})
 
     with pytest.raises(GoneError, match="version 3"):
         shelf.snapshot_pieces(3)

@@ -13,10 +13,10 @@ import pytest
 from metis.config import Config
 from metis.core.errors import RunError
 from metis.core.types import LearnerId
-from metis.service.connection import Item, Order
-from metis.service.in_process import DirectLine
+from metis.service.connection import ModelRef, Order
+from metis.service.in_process import InProcessConnection
 from metis.service.open_federation import found
-from metis.service.recovery import Clockwork
+from metis.service.recovery import Ticker
 from metis.service.service import Service
 from metis.service.site import Memory, Site
 from metis.service.site_memory import MemoryFile
@@ -37,11 +37,11 @@ from tests.service.rig import (
 MORTAL = LearnerId("learner-02")
 
 
-class FrailLine(DirectLine):
+class FrailLine(InProcessConnection):
     """The line of a site that may die before it says a thing, or before it hears the answer."""
 
     def __init__(self, service: Service, fuse: Fuse) -> None:
-        self._line = DirectLine(service, MORTAL)
+        self._line = InProcessConnection(service, MORTAL)
         self._service_orders = service.orders
         self._fuse = fuse
         self._life = fuse.life
@@ -65,7 +65,7 @@ class FrailLine(DirectLine):
         self._fuse.enter(self._life)
         self._fuse.moment()
 
-    def fetch(self, item: Item) -> Any:
+    def fetch(self, item: ModelRef) -> Any:
         self._moment()
         self._fuse.enter(None)
         content = list(self._line.fetch(item))
@@ -134,7 +134,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
             service = found(directory / "state", config, initial)
             mortal = Mortal(config, service, memory, fuse)
             others = [
-                toy_site(config, name, DirectLine(service, name))
+                toy_site(config, name, InProcessConnection(service, name))
                 for name in names_of(config)
                 if name != MORTAL
             ]
@@ -209,7 +209,7 @@ def test_a_site_that_cannot_keep_its_memory_says_nothing_and_ends(tmp_path: Path
         raise RunError("cannot write the memory: No space left on device")
 
     (name,) = names_of(config)
-    site = toy_site(config, name, DirectLine(service, name), keep=full)
+    site = toy_site(config, name, InProcessConnection(service, name), keep=full)
     error = ended(site, within_seconds=5.0)
 
     service.journal.close()
@@ -221,7 +221,7 @@ def test_a_site_that_is_stopped_ends_though_no_order_comes(tmp_path: Path) -> No
     config = toy_config("sync-fedavg", 2)  # two others are waited for
     service = found(tmp_path, config, write_first(tmp_path / "first.safetensors"))
     (name, *_) = names_of(config)
-    site = toy_site(config, name, DirectLine(service, name))
+    site = toy_site(config, name, InProcessConnection(service, name))
     threading.Timer(0.3, site.stop).start()
 
     error = ended(site, within_seconds=5.0)
@@ -234,12 +234,12 @@ def test_an_epoch_longer_than_the_lease_does_not_cost_a_site_its_task(tmp_path: 
     """Every step is told, also if the order came before the last answer was put away."""
     config = toy_config("async-fedavg", 2, learners=1, train={"epochs": 1, "lease_seconds": 2.0})
     service = found(tmp_path, config, write_first(tmp_path / "first.safetensors"))
-    clockwork = Clockwork(service)
+    clockwork = Ticker(service)
     (name,) = names_of(config)
     site = toy_site(
         config,
         name,
-        DirectLine(service, name),
+        InProcessConnection(service, name),
         step_seconds=1.2,
         keep=lambda memory: time.sleep(0.2),
     )

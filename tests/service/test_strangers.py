@@ -16,7 +16,7 @@ import pytest
 from metis.certs import authority
 from metis.core.errors import HandshakeError, IdentityError, LineError, MetisError
 from metis.service.connection import TrainOrder
-from metis.service.grpc.client import Operator, RpcLine
+from metis.service.grpc.client import GrpcConnection, Operator
 from metis.service.grpc.server import server_credentials
 from tests.certs.consortium import Consortium, consortium, days
 from tests.service.hub import NOW, Hub, Steady, credentials_in, eventually, hub
@@ -54,7 +54,7 @@ def refusal(
     address: str, credentials: grpc.ChannelCredentials | None, name: str = "x"
 ) -> MetisError:
     """Return what somebody is told who asks for the charter, which every learner may have."""
-    line = RpcLine(address, name, credentials)
+    line = GrpcConnection(address, name, credentials)
     began = time.monotonic()
     try:
         with pytest.raises(MetisError) as caught:
@@ -187,7 +187,7 @@ def test_a_learner_that_was_refused_something_may_still_do_its_work_at_once(guar
 
 def test_a_name_is_the_certificates_whatever_a_caller_says(guarded: Hub, steady: Steady) -> None:
     credentials = guarded.credentials("mallory")
-    line = RpcLine(guarded.address, "steady", credentials)
+    line = GrpcConnection(guarded.address, "steady", credentials)
     before = [r for r in guarded.records("join", "leave") if r["learner"] == "steady"]
 
     line.join(guarded.hello("steady"))

@@ -18,14 +18,14 @@ import pytest
 from metis.codecs.dense import Dense
 from metis.config import Config, load
 from metis.core.errors import JournalError, RunError
-from metis.core.types import LearnerId, Profile, frozen
+from metis.core.types import LearnerId, Profile, read_only
 from metis.federation.handshake import agreed, digest_of
 from metis.federation.transfers import packet_digest
 from metis.journal.file import EVENTS
 from metis.replay.verify import replay
-from metis.service.connection import PROTOCOL, Delivery, Farewell, Hello, Receipt, TrainOrder
+from metis.service.connection import PROTOCOL, Delivery, EndOfOrders, Hello, Receipt, TrainOrder
 from metis.service.open_federation import found
-from metis.service.recovery import Clockwork
+from metis.service.recovery import Ticker
 from metis.service.service import Service
 from metis.storage.lock import claimed
 from metis.storage.weights import save_first
@@ -86,7 +86,7 @@ def delivery_for(order: TrainOrder) -> Delivery:
 
 
 def packet_of(value: float) -> bytes:
-    weights = frozen(np.full(LAYOUT.size, value))
+    weights = read_only(np.full(LAYOUT.size, value))
     return Dense(LAYOUT).encode(weights, weights)[0]
 
 
@@ -232,7 +232,7 @@ def test_a_directory_of_another_config_is_refused(plain: Config, tmp_path: Path)
 def test_a_directory_of_another_federation_is_refused(plain: Config, tmp_path: Path) -> None:
     with kept(plain, tmp_path):
         pass
-    other = frozen(np.zeros(LAYOUT.size))
+    other = read_only(np.zeros(LAYOUT.size))
     save_first(tmp_path / "state" / "initial.safetensors", other, LAYOUT, NUM_CLASSES)
 
     with pytest.raises(RunError, match="was begun with another initial"):
@@ -326,7 +326,7 @@ def test_a_checkpoint_that_finds_the_disk_full_does_not_stop_the_clock(
         died: list[object] = []
         monkeypatch.setattr(threading, "excepthook", died.append)
         monkeypatch.setattr("metis.service.recovery.write_packed", full_checkpoint)
-        clockwork = Clockwork(service)
+        clockwork = Ticker(service)
         time.sleep(2.0)
         clockwork.stop()
 
@@ -375,7 +375,7 @@ def test_orders_end_when_a_site_listens_anew(plain: Config, tmp_path: Path) -> N
         joined(service, plain)
 
         (last,) = list(first)
-        assert isinstance(last, Farewell)
+        assert isinstance(last, EndOfOrders)
         assert last.over
 
 
@@ -388,7 +388,7 @@ def test_a_site_that_hangs_up_on_hearing_that_it_is_over_is_not_waited_for(
 
         for name in names_of(plain):
             heard = service.orders(name, wait_seconds=0.0)
-            assert any(isinstance(order, Farewell) for order in heard)
+            assert any(isinstance(order, EndOfOrders) for order in heard)
             heard.close()  # type: ignore[attr-defined]
 
         assert service.everybody_knows()

@@ -14,22 +14,22 @@ import pytest
 from metis.codecs.choose import codec_of
 from metis.config import Config, load
 from metis.core.events import Arrived, Command, Event
-from metis.core.types import LearnerId, Snapshot, Task, Update, Vector, dense
-from metis.federation.build import controller_of
+from metis.core.types import LearnerId, Snapshot, Task, Update, Vector, as_vector
+from metis.federation.build import build_controller
 from metis.federation.handshake import agreed, digest_of
 from metis.journal.file import Journal, Record
 from metis.learn.threads import num_threads
-from metis.service.connection import Line, TrainOrder
-from metis.service.coordinator import Terms
-from metis.service.grpc.client import RpcLine
+from metis.service.connection import Connection, TrainOrder
+from metis.service.coordinator import ServiceSettings
+from metis.service.grpc.client import GrpcConnection
 from metis.service.grpc.server import Opening, serve
-from metis.service.in_process import DirectLine
+from metis.service.in_process import InProcessConnection
 from metis.service.model_cache import Library
 from metis.service.service import Service
 from metis.service.site import Memory, Site
 from metis.service.site_setup import equip
-from metis.service.state import Ledger
-from metis.simulation.build import Parts, assemble, lay_out
+from metis.service.state import FederationState
+from metis.simulation.build import Parts, build_simulation, lay_out
 from metis.simulation.run import run
 from metis.storage.packets import InMemory
 
@@ -51,8 +51,8 @@ def service_of(parts: Parts, journal: Journal) -> Service:
     config = parts.config
     bench = parts.bench(parts.module(), parts.shares)
     start = Snapshot(0, bench.flat.to_vector())
-    controller = controller_of(config, start, bench.layout, parts.dataset.num_classes)
-    terms = Terms(
+    controller = build_controller(config, start, bench.layout, parts.dataset.num_classes)
+    terms = ServiceSettings(
         layout=bench.layout,
         config=digest_of(agreed(config)),
         upload=codec_of(config.upload, bench.layout),
@@ -61,7 +61,7 @@ def service_of(parts: Parts, journal: Journal) -> Service:
         max_versions=config.horizon.versions,
         num_classes=parts.dataset.num_classes,
     )
-    return Service(terms, Ledger(controller), InMemory(), journal, time.monotonic)
+    return Service(terms, FederationState(controller), InMemory(), journal, time.monotonic)
 
 
 def lived(
@@ -89,9 +89,9 @@ def lived(
         sites = []
         for learner in parts.shares:
             equipment, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
-            line: Line = DirectLine(service, learner)
+            line: Connection = InProcessConnection(service, learner)
             if over == "rpc":
-                line = RpcLine(f"127.0.0.1:{port}", learner)
+                line = GrpcConnection(f"127.0.0.1:{port}", learner)
                 stack.callback(line.close)
             sites.append(Site(equipment, line, mirror, Memory()))
         _attend(sites)
@@ -228,7 +228,7 @@ def test_under_the_order_in_which_they_arrived_live_the_simulators_learners_send
     config = federation(policy, horizon={"versions": 12}, upload=CODECS[codecs].get("upload", {}))
     arrived: list[tuple[Task, Update]] = []
     service, _ = lived(config, note=lambda task, update: arrived.append((task, update)))
-    simulated = assemble(config)
+    simulated = build_simulation(config)
     learners, codec = simulated.learners, codec_of(config.upload, service.terms.layout)
     left_out: dict[LearnerId, Vector | None] = {}
 
@@ -239,7 +239,10 @@ def test_under_the_order_in_which_they_arrived_live_the_simulators_learners_send
             learners.expect(me, update.num_steps)
             learners.advance(me, update.num_steps)
             packet, left_out[me] = codec.encode(learners.finish(me), base, left_out.get(me))
-            assert dense(codec.decode(packet, base)).tobytes() == dense(update.weights).tobytes()
+            assert (
+                as_vector(codec.decode(packet, base)).tobytes()
+                == as_vector(update.weights).tobytes()
+            )
 
     assert len(arrived) >= 12
     assert len({task.start.version for task, _ in arrived}) > 3
@@ -253,11 +256,11 @@ def test_a_site_that_is_started_again_goes_on_with_the_momentum_it_had() -> None
     for name in parts.shares:
         equipment, mirror = equip(parts, name, digest_of(agreed(parts.config)))
         kept = memory if name == learner else Memory()
-        sites.append(Site(equipment, DirectLine(service, name), mirror, kept))
+        sites.append(Site(equipment, InProcessConnection(service, name), mirror, kept))
     _attend(sites)
 
     again, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
-    Site(again, DirectLine(service, learner), mirror, memory)
+    Site(again, InProcessConnection(service, learner), mirror, memory)
 
     state: Any = again.trainer.state()
     before: Any = memory.learner_state

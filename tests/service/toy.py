@@ -35,33 +35,33 @@ from metis.core.types import (
     Profile,
     Snapshot,
     Task,
-    Tensor,
+    TensorSpec,
     Vector,
 )
-from metis.federation.build import controller_of
+from metis.federation.build import build_controller
 from metis.journal.file import Journal, Record
 from metis.service.connection import (
     PROTOCOL,
+    Connection,
     Delivery,
-    Farewell,
+    EndOfOrders,
     Hello,
-    Line,
     Order,
     Receipt,
     TrainOrder,
     pieces,
 )
-from metis.service.coordinator import Terms
+from metis.service.coordinator import ServiceSettings
 from metis.service.grpc import client as dial
 from metis.service.grpc import server as rpc
 from metis.service.grpc.access import Gate, Limits, by_certificate
-from metis.service.grpc.client import RpcLine, channel_credentials
+from metis.service.grpc.client import GrpcConnection, channel_credentials
 from metis.service.grpc.server import Opening, serve, server_credentials
 from metis.service.mirror import Mirror
-from metis.service.recovery import Clockwork
+from metis.service.recovery import Ticker
 from metis.service.service import Service
 from metis.service.site import Equipment, Memory, Pulse, Site
-from metis.service.state import Ledger
+from metis.service.state import FederationState
 from metis.storage.packets import InMemory
 from tests.certs.consortium import NOW, Consortium
 from tests.service.proxy import Proxy
@@ -83,7 +83,7 @@ def eventually(holds: Callable[[], Any], seconds: float = 10.0) -> bool:
 
 
 def layout_of(size: int) -> Layout:
-    return Layout((Tensor("weight", (size,), "dense", 0),))
+    return Layout((TensorSpec("weight", (size,), "dense", 0),))
 
 
 class Toy:
@@ -186,10 +186,10 @@ class Attending:
     """A site at work in a thread."""
 
     site: Site
-    line: Line
+    line: Connection
     thread: threading.Thread
     news: list[str]
-    ended: list[Farewell | BaseException | None] = field(default_factory=list)
+    ended: list[EndOfOrders | BaseException | None] = field(default_factory=list)
 
     def ends(self, seconds: float = 10.0) -> bool:
         """Wait for it to end by itself; return whether it did."""
@@ -212,21 +212,21 @@ class Federation:
     def proxy(self) -> Proxy:
         return self.stack.enter_context(Proxy(self.port))
 
-    def line(self, name: str, port: int | None = None) -> RpcLine:
+    def line(self, name: str, port: int | None = None) -> GrpcConnection:
         address = f"localhost:{port or self.port}"
-        line = RpcLine(address, name, self._credentials(name))
+        line = GrpcConnection(address, name, self._credentials(name))
         self.stack.callback(line.close)
         return line
 
     def site(
-        self, toy: Toy, line: Line, judge: Toy | None = None, memory: Memory | None = None
+        self, toy: Toy, line: Connection, judge: Toy | None = None, memory: Memory | None = None
     ) -> Attending:
         """Make a site and let it attend."""
         codec = Dense(self.layout)
         equipment = equipment_of(toy, self.layout, judge)
         news: list[str] = []
         site = Site(equipment, line, Mirror(codec, codec), memory or Memory(), news=news.append)
-        ended: list[Farewell | BaseException | None] = []
+        ended: list[EndOfOrders | BaseException | None] = []
 
         def attend() -> None:
             try:
@@ -290,7 +290,7 @@ def federation(
     config = load(None, policy=policy, learners=learners)
     layout = layout_of(size)
     start = Snapshot(0, np.zeros(size, dtype=np.float32))
-    terms = Terms(
+    terms = ServiceSettings(
         layout=layout,
         config=CONFIG,
         upload=Dense(layout),
@@ -299,7 +299,7 @@ def federation(
         max_versions=versions,
         num_classes=2,
     )
-    ledger = Ledger(controller_of(config, start, layout, num_classes=2))
+    ledger = FederationState(build_controller(config, start, layout, num_classes=2))
     journal = Journal(None, (records.append,))
     service = Service(terms, ledger, InMemory(), journal, time.monotonic)
     with ExitStack() as stack:
@@ -311,7 +311,7 @@ def federation(
             gate = Gate(by_certificate(own.identity_of), Limits(), service.audit)
         server, port = serve(service, opening, gate)
         stack.callback(lambda: server.stop(grace=None).wait())
-        stack.callback(Clockwork(service).stop)
+        stack.callback(Ticker(service).stop)
         found = Federation(service, port, records, layout, sites, stack)
         try:
             yield found
@@ -349,7 +349,7 @@ class Bare:
 
     found: Federation
     name: str
-    line: RpcLine
+    line: GrpcConnection
     heard: list[Order] = field(default_factory=list)  # since it listened last
 
     def join(self) -> None:
@@ -395,7 +395,7 @@ def bare(found: Federation, name: str) -> Bare:
 def attend_alone(port: int, name: str, step_seconds: float, size: int) -> None:
     """Be a learner in a process of its own."""
     with ExitStack() as stack:
-        line = RpcLine(f"localhost:{port}", name)
+        line = GrpcConnection(f"localhost:{port}", name)
         site = Site(
             equipment_of(Toy(name, step_seconds), layout_of(size)),
             line,

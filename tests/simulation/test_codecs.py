@@ -14,8 +14,17 @@ from metis.config import Config, load
 from metis.core.codec import Published
 from metis.core.community import CachedAverage, RoundAverage
 from metis.core.errors import ConfigError, Interrupted
-from metis.core.types import Layout, LearnerId, Model, Sparse, Tensor, Update, dense, frozen
-from metis.federation.transfers import Mail, Post
+from metis.core.types import (
+    Layout,
+    LearnerId,
+    Model,
+    Sparse,
+    TensorSpec,
+    Update,
+    as_vector,
+    read_only,
+)
+from metis.federation.transfers import Transfers, TransferState
 from metis.journal.file import Record, read_journal
 from metis.replay.verify import replay
 from metis.simulation.run import resume, run
@@ -138,10 +147,10 @@ def test_a_late_joiner_is_sent_a_snapshot_and_the_others_what_has_changed(tmp_pa
     assert by_learner["learner-06"][0][0] == 0.5
 
 
-def _after_versions(*lengths: int) -> tuple[Post, Mail]:
+def _after_versions(*lengths: int) -> tuple[Transfers, TransferState]:
     """A snapshot takes 100 bytes; so many versions were published, in packets of such lengths."""
     layout = _layout()
-    post, mail = Post(Ternary(layout, 0.1), snapshot_bytes=100), Mail()
+    post, mail = Transfers(Ternary(layout, 0.1), snapshot_bytes=100), TransferState()
     for version, length in enumerate(lengths, 1):
         post.publish(mail, version, b"." * length)
     return post, mail
@@ -172,7 +181,7 @@ def test_a_judge_is_sent_the_update_and_what_it_lacks_to_make_its_base() -> None
     assert mail.holds == {A: (1, 3)}
     assert post.to_judge(mail, A, 0, packet_bytes=5).num_bytes == 100  # before its snapshot
     assert post.to_judge(mail, B, 3, packet_bytes=5).num_bytes == 100  # holds nothing
-    exact = Post(Dense(_layout()), snapshot_bytes=100)
+    exact = Transfers(Dense(_layout()), snapshot_bytes=100)
     assert exact.to_judge(mail, A, 3, packet_bytes=100).num_bytes == 100
 
 
@@ -188,7 +197,7 @@ def test_what_a_judge_can_make_reaches_no_further_back_than_the_packets_kept() -
 
 
 def test_without_packets_every_task_brings_a_snapshot() -> None:
-    post, mail = Post(Ternary(_layout(), 0.1), snapshot_bytes=100), Mail()
+    post, mail = Transfers(Ternary(_layout(), 0.1), snapshot_bytes=100), TransferState()
 
     assert [post.to_learner(mail, A, version).num_bytes for version in (0, 1, 1)] == [100, 100, 100]
     assert post.to_judge(mail, A, 1, packet_bytes=5).num_bytes == 5
@@ -200,15 +209,15 @@ def test_a_published_model_is_what_its_packet_says_and_follows_the_average() -> 
     codec = Ternary(layout, sparsity=0.25)
     published = Published(CachedAverage(), codec)
     rng = np.random.default_rng(1)
-    current = frozen(np.zeros(layout.size))
-    target = frozen(rng.normal(size=layout.size))
+    current = read_only(np.zeros(layout.size))
+    target = read_only(rng.normal(size=layout.size))
     published.fold(_update(A, target), 1.0, current)
 
     distances = []
     for _ in range(200):
         before, current = current, published.model(current)
         assert published.packet is not None
-        assert dense(codec.decode(published.packet, before)).tobytes() == current.tobytes()
+        assert as_vector(codec.decode(published.packet, before)).tobytes() == current.tobytes()
         distances.append(float(np.abs(current - target).max()))
 
     # What a packet leaves out is still in the average, so later ones bring it.
@@ -222,11 +231,11 @@ def test_error_feedback_makes_up_for_what_rounds_left_out(error_feedback: bool) 
     published = Published(
         RoundAverage(), Ternary(layout, sparsity=0.25, error_feedback=error_feedback)
     )
-    current = first = frozen(np.zeros(layout.size))
+    current = first = read_only(np.zeros(layout.size))
     step = np.where(np.arange(layout.size) % 4 == 0, 1.0, 0.5).astype(np.float32)
 
     for _ in range(40):
-        published.fold(_update(A, frozen(current + step)), 1.0, current)
+        published.fold(_update(A, read_only(current + step)), 1.0, current)
         current = published.model(current)
 
     moved = (current - first) / (40 * step)
@@ -239,16 +248,16 @@ def test_an_average_of_changes_is_the_average_of_the_models() -> None:
     layout = _layout()
     codec = Ternary(layout, sparsity=0.3)
     rng = np.random.default_rng(5)
-    base = frozen(rng.normal(size=layout.size))
+    base = read_only(rng.normal(size=layout.size))
     sparse, whole = RoundAverage(), RoundAverage()
     backwards = RoundAverage()
     updates = []
     for name in "abcdefg":
-        packet, _ = codec.encode(frozen(base + rng.normal(size=layout.size)), base)
+        packet, _ = codec.encode(read_only(base + rng.normal(size=layout.size)), base)
         updates.append(_update(LearnerId(name), codec.decode(packet, base)))
     for weight, update in enumerate(updates, 1):
         sparse.fold(update, float(weight), base)
-        whole.fold(_update(update.learner, dense(update.weights)), float(weight), base)
+        whole.fold(_update(update.learner, as_vector(update.weights)), float(weight), base)
     for weight, update in reversed(list(enumerate(updates, 1))):
         backwards.fold(update, float(weight), base)
 
@@ -275,7 +284,7 @@ def test_an_update_that_is_not_finite_fails_its_task_and_the_run_goes_on(tmp_pat
     def broken(self: Simulation, run: Any) -> None:
         if run.task.number == 2:
             trained = self.learners.finish
-            self.learners.finish = lambda learner: frozen(trained(learner) * np.nan)  # type: ignore[method-assign]
+            self.learners.finish = lambda learner: read_only(trained(learner) * np.nan)  # type: ignore[method-assign]
             finish(self, run)
             self.learners.finish = trained  # type: ignore[method-assign]
         else:
@@ -299,7 +308,7 @@ def test_feedback_on_downloads_is_refused_where_it_would_count_twice(tmp_path: P
 
 
 def _layout() -> Layout:
-    return Layout((Tensor("weight", (4, 8), "dense", 0), Tensor("bias", (4,), "plain", 32)))
+    return Layout((TensorSpec("weight", (4, 8), "dense", 0), TensorSpec("bias", (4,), "plain", 32)))
 
 
 def _update(learner: LearnerId, weights: Model) -> Update:

@@ -10,12 +10,12 @@ import pytest
 
 from metis.config import Config, load
 from metis.core.errors import ConfigError, RunError
-from metis.core.types import LearnerId, frozen
+from metis.core.types import LearnerId, read_only
 from metis.journal.checkpoint import cache_of, place_latest
 from metis.journal.file import read_journal
 from metis.learn.threads import num_threads
 from metis.replay.verify import replay
-from metis.simulation.build import assemble
+from metis.simulation.build import build_simulation
 from metis.simulation.run import resume, run
 from metis.simulation.session import Session
 from metis.storage.latest import LatestOnDisk
@@ -104,14 +104,14 @@ def test_a_disk_that_is_full_ends_the_run_with_its_reason(
 
 
 def test_assembling_touches_no_disk() -> None:
-    assert assemble(config("disk")).config.output.latest_models == "disk"
+    assert build_simulation(config("disk")).config.output.latest_models == "disk"
 
 
 def test_a_federation_that_is_started_again_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
-    controller = assemble(config("memory")).controller
+    controller = build_simulation(config("memory")).controller
     cache = cache_of(controller.community)
     assert cache is not None
-    models = {LearnerId(name): frozen(np.full(3, ord(name))) for name in "abc"}
+    models = {LearnerId(name): read_only(np.full(3, ord(name))) for name in "abc"}
     cache.latest = dict(models)
 
     for where, kind in (("disk", LatestOnDisk), ("disk", LatestOnDisk), ("memory", dict)):

@@ -20,7 +20,7 @@ from metis.config import Config, load
 from metis.core.errors import Interrupted, JournalError, RunError
 from metis.core.events import Train
 from metis.core.types import Model, Snapshot
-from metis.federation.build import controller_of
+from metis.federation.build import build_controller
 from metis.journal.file import Record, read_journal, record_event
 from metis.journal.paths import update_path
 from metis.journal.records import ArriveRecord
@@ -338,7 +338,7 @@ def test_a_controller_told_the_events_again_gives_each_task_the_rate_it_had(
     told = factors(tmp_path)
     layout = result.layout
     start = Snapshot(0, read_safetensors(tmp_path / "initial.safetensors", layout))
-    controller = controller_of(result.config, start, layout, 10)
+    controller = build_controller(result.config, start, layout, 10)
     upload = codec_of(result.config.upload, layout)
 
     def model(record: ArriveRecord) -> Model:

@@ -25,9 +25,9 @@ from metis.core.types import (
     Profile,
     Snapshot,
     Task,
-    Tensor,
+    TensorSpec,
     Vector,
-    frozen,
+    read_only,
 )
 from metis.core.weighting import ByExamples, ByValidation, Weighting
 from metis.journal.file import Journal, Record
@@ -36,7 +36,7 @@ from metis.simulation.costs import Costs
 from metis.simulation.plan import Plan
 from metis.simulation.simulator import Simulation
 
-LAYOUT = Layout((Tensor("weight", (2,), "plain", 0),))
+LAYOUT = Layout((TensorSpec("weight", (2,), "plain", 0),))
 PACKET = Dense(LAYOUT).num_bytes
 
 
@@ -79,7 +79,7 @@ class Counting:
 
     def finish(self, learner: LearnerId) -> Vector:
         assert self._steps[learner] == self._expected[learner]
-        return frozen(np.full(2, self._steps.pop(learner), dtype=np.float32))
+        return read_only(np.full(2, self._steps.pop(learner), dtype=np.float32))
 
     def abandon(self, learner: LearnerId) -> None:
         self._steps.pop(learner, None)
@@ -155,7 +155,7 @@ def federation(
         community or usual,
         weighting or ByExamples(),
         pacing,
-        Snapshot(0, frozen(np.zeros(2))),
+        Snapshot(0, read_only(np.zeros(2))),
         min_learners=len(names) - len(late),
     )
     records: list[Record] = []

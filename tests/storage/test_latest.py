@@ -11,7 +11,7 @@ import pytest
 
 from metis.core.community import CachedAverage
 from metis.core.errors import RunError
-from metis.core.types import LearnerId, Update, Vector, frozen
+from metis.core.types import LearnerId, Update, Vector, read_only
 from metis.storage.latest import LatestOnDisk
 from metis.storage.pack import read_packed, write_packed
 
@@ -19,7 +19,7 @@ A, B, C = LearnerId("a"), LearnerId("b"), LearnerId("c")
 
 
 def vector(*values: float) -> Vector:
-    return frozen(np.array(values, np.float32))
+    return read_only(np.array(values, np.float32))
 
 
 def opened(directory: Path) -> LatestOnDisk:
@@ -144,7 +144,7 @@ def test_a_cache_on_disk_gives_the_bytes_of_one_in_memory(tmp_path: Path) -> Non
     base = vector(*range(300))
     for k in range(400):
         learner, weight = LearnerId(str(rng.integers(70))), float(rng.random())
-        model = frozen(rng.normal(size=300))
+        model = read_only(rng.normal(size=300))
         chance = rng.random()
         found = []
         for cache in caches:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from metis.codecs.packet import as_bytes
 from metis.core.errors import JournalError, RunError
-from metis.core.types import frozen
+from metis.core.types import read_only
 from metis.storage.pack import read_packed, write_packed
 
 
@@ -149,7 +149,7 @@ def test_views_of_a_packet_come_back_as_bytes(path: Path, model: Any) -> None:
 
 
 def test_an_array_that_may_not_be_written_to_stays_so(path: Path) -> None:
-    found = round_trip(path, {"model": frozen(np.ones(2)), "sum": np.ones(2)})
+    found = round_trip(path, {"model": read_only(np.ones(2)), "sum": np.ones(2)})
 
     assert not found["model"].flags.writeable
     found["sum"] += 1.0

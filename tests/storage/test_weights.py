@@ -9,10 +9,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from metis.core.errors import ModelError, RunError
-from metis.core.types import Layout, Tensor
+from metis.core.types import Layout, TensorSpec
 from metis.storage.weights import read_safetensors, save_safetensors
 
-LAYOUT = Layout((Tensor("fc.weight", (2, 3), "dense", 0), Tensor("fc.bias", (2,), "plain", 6)))
+LAYOUT = Layout(
+    (TensorSpec("fc.weight", (2, 3), "dense", 0), TensorSpec("fc.bias", (2,), "plain", 6))
+)
 WEIGHTS = np.arange(8, dtype=np.float32)
 
 

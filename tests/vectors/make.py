@@ -16,7 +16,7 @@ import numpy as np
 
 from metis.codecs.choose import codec_of
 from metis.codecs.inspect import describe
-from metis.core.types import Kind, Layout, Tensor, Vector, dense, frozen
+from metis.core.types import Kind, Layout, TensorSpec, Vector, as_vector, read_only
 
 FOLDER = Path(__file__).parent
 
@@ -47,10 +47,10 @@ class Vectors:
 
 def layout_of(*tensors: tuple[str, Kind, tuple[int, ...]]) -> Layout:
     """Return tensors that lie one after another."""
-    placed: list[Tensor] = []
+    placed: list[TensorSpec] = []
     offset = 0
     for name, kind, shape in tensors:
-        placed.append(Tensor(name, shape, kind, offset))
+        placed.append(TensorSpec(name, shape, kind, offset))
         offset += placed[-1].size
     return Layout(tuple(placed))
 
@@ -251,7 +251,7 @@ def record_of(vectors: Vectors) -> dict[str, Any]:
         "base": base.tolist(),
         "local": local.tolist(),
         "packet": packet.hex(),
-        "decoded": dense(codec.decode(packet, base)).tolist(),
+        "decoded": as_vector(codec.decode(packet, base)).tolist(),
     }
 
 
@@ -268,7 +268,7 @@ def _is_deflated(packet: bytes) -> bool:
 
 
 def _vector(values: list[float]) -> Vector:
-    return frozen(np.array(values, dtype=np.float32))
+    return read_only(np.array(values, dtype=np.float32))
 
 
 if __name__ == "__main__":

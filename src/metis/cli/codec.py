@@ -15,7 +15,7 @@ from rich.text import Text
 
 from metis.cli.common import AsJson, complain, console, tell
 from metis.core.errors import JournalError, ModelError, RunError, unknown
-from metis.core.types import Layout, Tensor
+from metis.core.types import Layout, TensorSpec
 
 if TYPE_CHECKING:
     from metis.codecs.inspect import Approximation, Description, TensorPart, TernarySettings
@@ -240,7 +240,7 @@ def compare(
 def _comparison(
     found: tuple[Approximation, Approximation],
     layout: Layout,
-    tensor: Tensor | None,
+    tensor: TensorSpec | None,
     kernels: float,
 ) -> dict[str, Any]:
     """Return what is printed, in numbers."""
@@ -339,7 +339,7 @@ def _pays(equation: dict[str, Any] | None) -> str:
 # ---- both -------------------------------------------------------------------------------------
 
 
-def _convolution(layout: Layout, name: str | None) -> Tensor | None:
+def _convolution(layout: Layout, name: str | None) -> TensorSpec | None:
     """Return the convolution of this name, or the one with most kernels; None if there is none."""
     known = {
         tensor.name: tensor for tensor in layout.tensors if tensor.kind == "conv" and tensor.size

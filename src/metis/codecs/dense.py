@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metis.codecs.packet import HEADER, as_bytes, sealed, unseal
-from metis.core.types import Layout, Vector, frozen
+from metis.core.types import Layout, Vector, read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +36,4 @@ class Dense:
         reader = unseal(packet, "dense", self.layout)
         values = reader.array("<f4", self.layout.size)
         reader.end()
-        return frozen(np.asarray(values, dtype=np.float32))
+        return read_only(np.asarray(values, dtype=np.float32))

@@ -18,7 +18,7 @@ from metis.codecs.joined import Indices, joined
 from metis.codecs.packet import FORMAT, HEADER, Reader, read_header, unseal
 from metis.codecs.sizes import Smaller, kept, smaller
 from metis.codecs.ternary import NO_MAPS, PAPER_MAPS, Body, Ternary, read_body
-from metis.core.types import Kind, Layout, Sparse, Tensor, Vector
+from metis.core.types import Kind, Layout, Sparse, TensorSpec, Vector
 
 #: The cells of a layer's kernels: one column per kernel, one row per cell.
 Matrix = NDArray[np.float32]
@@ -107,7 +107,7 @@ def signs(packet: bytes, layout: Layout) -> dict[str, Matrix]:
     return {t.name: kernel_matrix(sent, t) for t in layout.tensors if t.kind == "conv" and t.size}
 
 
-def kernel_matrix(weights: Vector, tensor: Tensor) -> Matrix:
+def kernel_matrix(weights: Vector, tensor: TensorSpec) -> Matrix:
     """Return the kernels of a convolution as columns."""
     part = weights[tensor.offset : tensor.offset + tensor.size]
     return part.reshape(_num_kernels(tensor), -1).T
@@ -280,7 +280,7 @@ def _changes(packet: bytes, layout: Layout, codec: str) -> tuple[Indices, Vector
     return at, change[at]
 
 
-def _tensor_part(tensor: Tensor, at: Indices, exact: bool) -> TensorPart:
+def _tensor_part(tensor: TensorSpec, at: Indices, exact: bool) -> TensorPart:
     low, high = np.searchsorted(at, [tensor.offset, tensor.offset + tensor.size])
     exact = exact or tensor.kind not in ("conv", "dense")
     kernels = _num_kernels(tensor)
@@ -300,5 +300,5 @@ def _tensor_part(tensor: Tensor, at: Indices, exact: bool) -> TensorPart:
     )
 
 
-def _num_kernels(tensor: Tensor) -> int:
+def _num_kernels(tensor: TensorSpec) -> int:
     return tensor.shape[0] * tensor.shape[1] if tensor.kind == "conv" else 0

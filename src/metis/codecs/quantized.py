@@ -13,7 +13,7 @@ from metis.codecs.joined import joined
 from metis.codecs.packet import Reader, as_bytes, seal, unseal
 from metis.core.errors import ModelError
 from metis.core.kernels import all_finite
-from metis.core.types import Layout, Vector, frozen
+from metis.core.types import Layout, Vector, read_only
 
 Number: TypeAlias = Literal["float16", "bfloat16", "int8"]
 
@@ -65,7 +65,7 @@ class Quantized:
         for start, stop in shape.exact:
             model[start:stop] = exact[at : at + stop - start]
             at += stop - start
-        return frozen(model)
+        return read_only(model)
 
     def _pack(self, change: NDArray[np.float32]) -> list[bytes | memoryview]:
         if self.number == "bfloat16":

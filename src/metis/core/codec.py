@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from metis.core.community import Community
-from metis.core.types import LearnerId, Model, Update, Vector, dense
+from metis.core.types import LearnerId, Model, Update, Vector, as_vector
 
 
 class Codec(Protocol):
@@ -55,7 +55,7 @@ class Published:
     def model(self, current: Vector) -> Vector:
         target = self.community.model(current)
         self.packet, self.residual = self.codec.encode(target, current, self.residual)
-        return dense(self.codec.decode(self.packet, current))
+        return as_vector(self.codec.decode(self.packet, current))
 
     def reject(self, current: Vector) -> None:
         self.community.reject(current)

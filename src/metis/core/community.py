@@ -22,9 +22,9 @@ from metis.core.types import (
     Sparse,
     Update,
     Vector,
-    dense,
-    frozen,
+    as_vector,
     gather,
+    read_only,
     scatter,
 )
 
@@ -115,7 +115,7 @@ class RoundAverage:
         changes = [(model, weight) for model, weight in terms if isinstance(model, Sparse)]
         if len(changes) == len(terms) and all(m.base is changes[0][0].base for m, _ in changes):
             return _average_of_changes(changes, mass)
-        return weighted_mean([(dense(model), weight) for model, weight in terms], mass)
+        return weighted_mean([(as_vector(model), weight) for model, weight in terms], mass)
 
     def reject(self, current: Vector) -> None:
         pass  # the round is over, and nothing of it is kept
@@ -136,7 +136,7 @@ def _average_of_changes(terms: Sequence[tuple[Sparse, float]], mass: float) -> V
         values = weighted_mean([(model.values, weight) for model, weight in terms], mass)
         average.flags.writeable = True  # it is new, and nobody else's yet
         scatter(average, values, first.spans)
-    return frozen(average)
+    return read_only(average)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class CachedAverage:
         if self.error > _TOLERANCE * (self.size - self.error):
             self._repair()
             return divide(self.total, self.mass)
-        return frozen(model)
+        return read_only(model)
 
     def reject(self, current: Vector) -> None:
         for learner, earlier in self.replaced.items():
@@ -384,7 +384,7 @@ class Buffer:
             said = [(gather(weights, self.buffers), weight) for _, weight, weights, _ in folds]
             model.flags.writeable = True  # it is new, and nobody else's yet
             scatter(model, weighted_mean(said, _mass(said)), self.buffers)
-        return frozen(model)
+        return read_only(model)
 
     def reject(self, current: Vector) -> None:
         pass  # `model` has emptied the buffer
@@ -396,7 +396,7 @@ class Buffer:
 
 def _accepted(update: Update, weight: float, base: Vector) -> Vector:
     """Return the update's weights, read-only from now on, if they can be folded at all."""
-    return frozen(dense(_checked(update, weight, base)))
+    return read_only(as_vector(_checked(update, weight, base)))
 
 
 def _checked(update: Update, weight: float, base: Vector) -> Model:
@@ -410,7 +410,7 @@ def _checked(update: Update, weight: float, base: Vector) -> Model:
             f"learner {update.learner!r} was given weight {weight} for task {update.task}; "
             "a weight must be finite and not negative"
         )
-    return update.weights if isinstance(update.weights, Sparse) else frozen(update.weights)
+    return update.weights if isinstance(update.weights, Sparse) else read_only(update.weights)
 
 
 def _mass(terms: Iterable[tuple[Vector, float]]) -> float:

@@ -46,7 +46,7 @@ from metis.core.types import (
     Sparse,
     Task,
     Update,
-    frozen,
+    read_only,
 )
 from metis.core.weighting import Weighting
 
@@ -365,7 +365,7 @@ class Controller:
         """Make a version of the folds; refuse them all if what they make is no model."""
         folds, self.folds = tuple(self.folds), []
         try:
-            weights = frozen(self.community.model(self.current.weights))
+            weights = read_only(self.community.model(self.current.weights))
         except ModelError as error:
             return self._reject(folds, f"the community model would fit no packet: {error}")
         if not all_finite(weights):

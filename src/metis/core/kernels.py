@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.types import Vector, frozen
+from metis.core.types import Vector, read_only
 
 #: A running sum of weighted models: float64, because a float32 one drifts.
 Sum: TypeAlias = NDArray[np.float64]
@@ -85,7 +85,7 @@ def shift_and_divide(
     """Do `shift`, and return total / mass."""
     out: Vector = np.empty(total.size, np.float32)
     shift(total, keep, gain, new, loss, old, mass, out)
-    return frozen(out)
+    return read_only(out)
 
 
 def divide(total: Sum, mass: float) -> Vector:
@@ -93,7 +93,7 @@ def divide(total: Sum, mass: float) -> Vector:
     out: Vector = np.empty(total.size, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # a controller looks at what comes out
         np.divide(total, mass, out=out, dtype=np.float64, casting="same_kind")
-    return frozen(out)
+    return read_only(out)
 
 
 def weighted_sum(terms: Sequence[tuple[Vector, float]], onto: Sum | None = None) -> Sum:
@@ -136,7 +136,7 @@ def weighted_mean(terms: Sequence[tuple[Vector, float]], mass: float) -> Vector:
         return 0.0
 
     _in_parts(part, size)
-    return frozen(out)
+    return read_only(out)
 
 
 def all_finite(values: Vector) -> bool:

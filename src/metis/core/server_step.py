@@ -9,7 +9,7 @@ import numpy as np
 
 from metis.core.community import Community
 from metis.core.kernels import Sum
-from metis.core.types import LearnerId, Spans, Update, Vector, frozen, gather, scatter
+from metis.core.types import LearnerId, Spans, Update, Vector, gather, read_only, scatter
 
 
 class ServerStep(Protocol):
@@ -112,7 +112,7 @@ class Stepped:
         with np.errstate(over="ignore", invalid="ignore"):  # a controller looks at what comes out
             stepped = (current + self.step(delta)).astype(np.float32)
         scatter(stepped, gather(average, self.buffers), self.buffers)
-        return frozen(stepped)
+        return read_only(stepped)
 
     def reject(self, current: Vector) -> None:
         self.community.reject(current)

@@ -28,7 +28,7 @@ Spans: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorSpec:
     """Where one named tensor lies inside a `Vector`."""
 
     name: str
@@ -45,7 +45,7 @@ class Tensor:
 class Layout:
     """How a model lies in a vector. Lets a controller without torch tell a filter from a bias."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorSpec, ...]
 
     @property
     def size(self) -> int:
@@ -78,10 +78,10 @@ class Layout:
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> Layout:
         """Return what `as_rows` told of. ValueError or TypeError if it is something else."""
-        tensors: list[Tensor] = []
+        tensors: list[TensorSpec] = []
         offset = 0
         for name, shape, kind in rows:
-            tensors.append(Tensor(name, tuple(shape), kind, offset))
+            tensors.append(TensorSpec(name, tuple(shape), kind, offset))
             offset += tensors[-1].size
         return cls(tuple(tensors))
 
@@ -202,7 +202,7 @@ class Update:
     counts: Counts | None = None  # on its own validation set, if it has one
 
 
-def frozen(weights: NDArray[np.floating]) -> Vector:
+def read_only(weights: NDArray[np.floating]) -> Vector:
     """Return weights as a float32 vector that numpy itself keeps from being written to."""
     vector = np.ascontiguousarray(weights, dtype=np.float32)
     vector.flags.writeable = False
@@ -223,7 +223,7 @@ def scatter(vector: Vector, values: Vector, spans: Spans) -> None:
         at += stop - start
 
 
-def dense(model: Model) -> Vector:
+def as_vector(model: Model) -> Vector:
     """Return a model as a vector. Made once: whoever asks again is given the same one."""
     if not isinstance(model, Sparse):
         return model
@@ -232,7 +232,7 @@ def dense(model: Model) -> Vector:
         with np.errstate(over="ignore"):  # a controller looks whether an update is finite
             whole[model.at] += model.by
         scatter(whole, model.values, model.spans)
-        model.whole = frozen(whole)
+        model.whole = read_only(whole)
     return model.whole
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from metis.core.community import CachedAverage
 from metis.core.errors import RunError
 from metis.core.kernels import divide
-from metis.core.types import LearnerId, Update, Vector, frozen
+from metis.core.types import LearnerId, Update, Vector, read_only
 from metis.experiments.cells import Cell, Setting
 from metis.experiments.outcome import commit, device_name
 from metis.experiments.pictures import new_figure, plain, write_figure
@@ -178,10 +178,10 @@ class _Commits:
         start = rng.normal(size=size).astype(np.float32)
         self._learners = [LearnerId(f"{i:04d}") for i in range(count)]
         self._community = CachedAverage()
-        pool = [frozen(start * np.float32(1 + i / 7)) for i in range(models)]
+        pool = [read_only(start * np.float32(1 + i / 7)) for i in range(models)]
         for i, learner in enumerate(self._learners):
             self._fold(learner, pool[i % models])
-        self._arriving = frozen(start * np.float32(0.5))
+        self._arriving = read_only(start * np.float32(0.5))
         self._turn = 0
         self._current = self._community.model(self._arriving)
 

@@ -110,7 +110,9 @@ def schedule_of(config: Config) -> Schedule:
     )
 
 
-def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: int) -> Controller:
+def build_controller(
+    config: Config, start: Snapshot, layout: Layout, num_classes: int
+) -> Controller:
     """Return a fresh controller that holds version 0 and waits for its learners.
 
     `num_classes` is what judges count; 0 for a regression.

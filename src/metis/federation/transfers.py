@@ -21,7 +21,7 @@ from metis.core.types import LearnerId, Model, Vector
 
 
 @dataclass(slots=True)
-class Mail:
+class TransferState:
     """What the post must remember."""
 
     residuals: dict[LearnerId, Vector] = field(default_factory=dict)  # what packets left out
@@ -39,7 +39,7 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Download:
     """What somebody is sent: packets of these versions, or the whole model; bytes in all."""
 
     packets: tuple[int, ...]
@@ -48,14 +48,14 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class Transfers:
     """Packs what is sent, for real, and knows what the other end must be sent to read it."""
 
     upload: Codec
     snapshot_bytes: int  # of a dense packet
 
     def carry(
-        self, mail: Mail, learner: LearnerId, weights: Vector, base: Vector, keep: bool
+        self, mail: TransferState, learner: LearnerId, weights: Vector, base: Vector, keep: bool
     ) -> tuple[Model, int, bytes | None]:
         """Send a model up; return what is decoded there, its bytes and, if wanted, the packet."""
         if isinstance(self.upload, Dense) and not keep:
@@ -65,7 +65,7 @@ class Post:
             mail.residuals[learner] = residual
         return self.upload.decode(packet, base), len(packet), packet if keep else None
 
-    def publish(self, mail: Mail, version: int, packet: bytes | None) -> None:
+    def publish(self, mail: TransferState, version: int, packet: bytes | None) -> None:
         """Note the packet of a new version; forget packets that nobody will be sent again."""
         if packet is None:
             return
@@ -73,27 +73,31 @@ class Post:
         while sum(mail.packets.values()) >= self.snapshot_bytes:
             del mail.packets[next(iter(mail.packets))]
 
-    def to_learner(self, mail: Mail, learner: LearnerId, version: int) -> Route:
+    def to_learner(self, mail: TransferState, learner: LearnerId, version: int) -> Download:
         """Return what brings a learner to a version. It holds that one from now on."""
         if mail.packets:
             packets = self._missing(mail, learner, version)
             if packets is not None:
-                return Route(packets, False, sum(mail.packets[number] for number in packets))
+                return Download(packets, False, sum(mail.packets[number] for number in packets))
         mail.holds[learner] = (version, version)
-        return Route((), True, self.snapshot_bytes)
+        return Download((), True, self.snapshot_bytes)
 
-    def to_judge(self, mail: Mail, judge: LearnerId, base_version: int, packet_bytes: int) -> Route:
+    def to_judge(
+        self, mail: TransferState, judge: LearnerId, base_version: int, packet_bytes: int
+    ) -> Download:
         """Return what brings a judge an update that came in so many bytes: the model as a whole,
         or its packet and what the judge lacks to make its base."""
         packets = None
         if self.upload.needs_base:
             packets = self._missing(mail, judge, base_version)
         if packets is None:
-            return Route((), True, self.snapshot_bytes)
+            return Download((), True, self.snapshot_bytes)
         more = sum(mail.packets[number] for number in packets)
-        return Route(packets, False, more + packet_bytes)
+        return Download(packets, False, more + packet_bytes)
 
-    def _missing(self, mail: Mail, learner: LearnerId, version: int) -> tuple[int, ...] | None:
+    def _missing(
+        self, mail: TransferState, learner: LearnerId, version: int
+    ) -> tuple[int, ...] | None:
         """Return the packets a learner lacks to make a version; None if it needs a snapshot.
 
         They are sent: it holds what it can make of them.

@@ -24,7 +24,7 @@ from metis.core import (
 )
 from metis.core.community import CachedAverage, Community
 from metis.core.controller import Controller, Ticket
-from metis.core.types import frozen
+from metis.core.types import read_only
 from metis.federation import transfers as post
 from metis.simulation import agenda
 from metis.storage import latest
@@ -83,7 +83,7 @@ def place_latest(controller: Controller, where: str, directory: Path | None) -> 
         cache.latest = LatestOnDisk(str(directory))
         cache.latest.open(directory)
     for learner in before:
-        cache.latest[learner] = frozen(before[learner].copy())
+        cache.latest[learner] = read_only(before[learner].copy())
 
 
 def save(controller: Controller, write: Callable[[], None]) -> None:

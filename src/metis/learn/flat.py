@@ -16,8 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from metis.core.errors import ModelError
-from metis.core.types import Kind, Layout, Vector, frozen
-from metis.core.types import Tensor as Place
+from metis.core.types import Kind, Layout, TensorSpec, Vector, read_only
 
 
 def as_module(value: object, where: str) -> nn.Module:
@@ -33,10 +32,10 @@ def layout_of(module: nn.Module) -> Layout:
     Float tensors only, so batch-norm's step counters stay out; a tied tensor lies there once,
     under its first name. Raises ModelError for tensors that a float32 vector cannot hold.
     """
-    places: list[Place] = []
+    places: list[TensorSpec] = []
     offset = 0
     for name, tensor, kind in _tensors(module):
-        places.append(Place(name, tuple(tensor.shape), kind, offset))
+        places.append(TensorSpec(name, tuple(tensor.shape), kind, offset))
         offset += tensor.numel()
     return Layout(tuple(places))
 
@@ -44,7 +43,7 @@ def layout_of(module: nn.Module) -> Layout:
 def vector_of(module: nn.Module) -> Vector:
     """Return a copy of a module's weights, and leave the module as it is."""
     parts = [tensor.detach().reshape(-1).cpu() for _, tensor, _ in _tensors(module)]
-    return frozen(torch.cat(parts).numpy())
+    return read_only(torch.cat(parts).numpy())
 
 
 @dataclass(slots=True)
@@ -60,7 +59,7 @@ class Flat:
     module: nn.Module
     layout: Layout
     values: Tensor  # one-dimensional; write to it in place only
-    channels_last: tuple[Place, ...]  # the filters that are kept so
+    channels_last: tuple[TensorSpec, ...]  # the filters that are kept so
     tensors: tuple[Tensor, ...]  # of the module, in the order of the layout
 
     def point_to(self, values: Tensor) -> None:
@@ -83,7 +82,7 @@ class Flat:
         for place in self.channels_last:
             part = vector[place.offset : place.offset + place.size]
             part.copy_(_part(values.detach(), place, self.channels_last).reshape(-1))
-        return frozen(_on_cpu(vector))
+        return read_only(_on_cpu(vector))
 
     def write_vector(self, values: Tensor, out: NDArray[np.float32]) -> None:
         """Write values on the CPU to an array, in the layout's order."""
@@ -129,7 +128,7 @@ def flatten(module: nn.Module, channels_last: bool = False) -> Flat:
     return flat
 
 
-def _part(values: Tensor, place: Place, channels_last: tuple[Place, ...]) -> Tensor:
+def _part(values: Tensor, place: TensorSpec, channels_last: tuple[TensorSpec, ...]) -> Tensor:
     part, rows = values[..., place.offset : place.offset + place.size], values.shape[:-1]
     if place not in channels_last:
         return part.view(*rows, *place.shape)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from metis.core.errors import ModelError, RunError
 from metis.core.local_run import TestResult
-from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Vector, frozen
+from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Vector, read_only
 from metis.learn.cohort import Cohort, Trainer
 from metis.learn.optimizer_state import from_plain
 from metis.learn.statistics import statistics_of
@@ -176,7 +176,7 @@ class Processes:
 
     def finish(self, learner: LearnerId) -> Vector:
         remote = self._remotes.pop(learner)
-        weights = frozen(self._rows[remote.row].copy())
+        weights = read_only(self._rows[remote.row].copy())
         self._statistics.finish(learner, weights)
         self._free.append(remote.row)
         self._send(remote.worker, "finish", learner)

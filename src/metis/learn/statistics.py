@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.core.types import Layout, LearnerId, Vector, frozen
+from metis.core.types import Layout, LearnerId, Vector, read_only
 from metis.learn.training import Training
 
 _NOWHERE: NDArray[np.int64] = np.empty(0, np.int64)
@@ -36,7 +36,7 @@ class Statistics:
     def finish(self, learner: LearnerId, trained: Vector) -> None:
         """Keep those of a trained model, if learners keep theirs to themselves."""
         if self.places.size:
-            self.last[learner] = frozen(trained[self.places])
+            self.last[learner] = read_only(trained[self.places])
 
     def state(self) -> dict[str, Any]:
         """Return all that must outlive a crash, in types that `storage.pack` can write."""

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from metis.core.types import LearnerId, Snapshot, frozen
+from metis.core.types import LearnerId, Snapshot, read_only
 from metis.learn.cohort import Cohort
 from metis.learn.workbench import Workbench
 
-NO_WEIGHTS = frozen(np.empty(0))
+NO_WEIGHTS = read_only(np.empty(0))
 
 
 class Worker:
@@ -71,7 +71,7 @@ class Worker:
         match kind, values:
             case "begin", [task, with_loss, start, row, number, own]:
                 if start is not None:
-                    self._start = frozen(self._rows[start].copy())
+                    self._start = read_only(self._rows[start].copy())
                     self._pipe.send(("freed", start))
                 if own is not None:
                     self._cohort.statistics.last[task.learner] = own

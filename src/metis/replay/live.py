@@ -20,7 +20,7 @@ from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError
 from metis.core.events import Command, Evaluate, Publish, Refuse, Train
 from metis.core.types import Layout, Model, Snapshot
-from metis.federation.transfers import Mail, Post, packet_digest
+from metis.federation.transfers import Transfers, TransferState, packet_digest
 from metis.journal.file import (
     EVENTS,
     Record,
@@ -47,9 +47,9 @@ class LiveReplay:
     original: Original
     controller: Controller
     upload: Codec
-    post: Post
+    post: Transfers
     directory: Path
-    mail: Mail = field(default_factory=Mail)
+    mail: TransferState = field(default_factory=TransferState)
     arrived: dict[int, int] = field(default_factory=dict)  # task -> bytes; neither folded nor not
     pending: deque[Command] = field(default_factory=deque)  # that no record was found of yet
     skipped: JournalError | None = None  # the first order that is missing
@@ -188,7 +188,7 @@ def replay_live(
     directory: Path,
 ) -> str | None:
     """Verify all records but the first; return the one that follows and is not written yet."""
-    post = Post(upload, Dense(layout).num_bytes)
+    post = Transfers(upload, Dense(layout).num_bytes)
     live = LiveReplay(original, controller, upload, post, directory)
     while original.peek() is not None:
         live.take()

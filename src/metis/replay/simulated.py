@@ -25,7 +25,7 @@ from metis.core.types import Counts, Layout, LearnerId, Model, Profile, Snapshot
 from metis.journal.file import Journal, Record, record_counts
 from metis.journal.paths import JOURNAL, update_path
 from metis.replay.original import Original, OutOfRecordsError
-from metis.simulation.agenda import Begin, LeaseEnds, World
+from metis.simulation.agenda import Begin, LeaseEnds, SimulationState
 from metis.simulation.plan import Plan, plan_of
 from metis.simulation.simulator import Simulation
 from metis.storage.atomic import read_bytes
@@ -297,7 +297,7 @@ def _step(simulation: Simulation, original: Original, foreseen: Foreseen) -> boo
         return True
 
 
-def _forget_unsent(world: World, told: Record | None) -> None:
+def _forget_unsent(world: SimulationState, told: Record | None) -> None:
     """Nothing is on the agenda but updates that never arrived. Where the run did not last as long
     as it could, those of learners that are gone were off the agenda before its end."""
     if told is not None and told.get("reason") != "seconds":

@@ -18,7 +18,7 @@ from metis.codecs.choose import codec_of
 from metis.config import Config, load
 from metis.core.errors import JournalError
 from metis.core.types import Layout, Snapshot, digest
-from metis.federation.build import controller_of, known_of, learner_groups
+from metis.federation.build import build_controller, known_of, learner_groups
 from metis.journal.file import EVENTS, Record
 from metis.journal.paths import BEST, CONFIG, FINAL, INITIAL, JOURNAL, SUMMARY
 from metis.journal.records import FIELDS, KINDS
@@ -68,7 +68,7 @@ def _replay(config: Config, original: Original, remains: Remains) -> Replayed:
     layout = Layout.of_rows(header["tensors"])
     start = Snapshot(0, read_safetensors(directory / INITIAL, layout))
     original.compare(_header(header, config, layout, digest(start.weights)))
-    controller = controller_of(config, start, layout, header["num_classes"])
+    controller = build_controller(config, start, layout, header["num_classes"])
     if original.live:
         remains.look_for(layout, start)
         unwritten = replay_live(

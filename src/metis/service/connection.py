@@ -20,7 +20,7 @@ _CHUNK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Charter:
+class FederationInfo:
     """What a federation is, told to a site before it makes its learner."""
 
     protocol: int
@@ -80,7 +80,7 @@ class ModelOf:
     task: int
 
 
-Item: TypeAlias = SnapshotOf | PacketOf | UpdateOf | ModelOf
+ModelRef: TypeAlias = SnapshotOf | PacketOf | UpdateOf | ModelOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TrainOrder:
     ordinal: int
     rate_factor: float  # what the learning rate is multiplied by
     all_examples: bool  # train on those held out, too
-    items: tuple[Item, ...]
+    items: tuple[ModelRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class EvaluateOrder:
     evaluation: int
     task: int
     base_version: int
-    items: tuple[Item, ...]
+    items: tuple[ModelRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +116,18 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
+class EndOfOrders:
     """No more orders. If it is over for this site there will never be any; else it comes back."""
 
     reason: str
     over: bool
 
 
-Order: TypeAlias = TrainOrder | EvaluateOrder | Refusal | Farewell
+Order: TypeAlias = TrainOrder | EvaluateOrder | Refusal | EndOfOrders
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProgressReply:
     """What a site is told when it reports progress."""
 
     committed_steps: int
@@ -154,10 +154,10 @@ class Receipt:
     reason: str = ""
 
 
-class Line(Protocol):
-    """A site's connection to the controller. Raises `LineError` when that cannot be reached."""
+class Connection(Protocol):
+    """A site's connection to the controller. `UnreachableError` when there is none."""
 
-    def charter(self) -> Charter: ...
+    def charter(self) -> FederationInfo: ...
 
     def join(self, hello: Hello) -> Welcome: ...
 
@@ -165,9 +165,9 @@ class Line(Protocol):
         """Give orders as they come, for as long as the connection lasts; None now and then."""
         ...
 
-    def fetch(self, item: Item) -> Iterator[Piece]: ...
+    def fetch(self, item: ModelRef) -> Iterator[Piece]: ...
 
-    def progress(self, task: int, num_steps: int) -> Standing: ...
+    def progress(self, task: int, num_steps: int) -> ProgressReply: ...
 
     def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt: ...
 

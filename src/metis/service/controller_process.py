@@ -18,7 +18,7 @@ from metis.journal.records import AuditRecord
 from metis.service.grpc.access import Gate, Identify, Limits, by_certificate, by_name
 from metis.service.grpc.server import Opening, serve, server_credentials
 from metis.service.malloc_tuning import keep_freed_memory
-from metis.service.recovery import Clockwork, conclude
+from metis.service.recovery import Ticker, conclude
 from metis.service.service import Service
 
 _DRAIN_SECONDS = 30.0  # for what is under way when it is stopped
@@ -60,7 +60,7 @@ def run_controller(
         front.listen, config.learners, credentials, front.reflection, config.live.calls_at_once
     )
     server, port = serve(service, opening, Gate(identify, limits, service.audit), stop_for)
-    clockwork = Clockwork(service, look)
+    clockwork = Ticker(service, look)
     try:
         ready(port)
         while not stop.wait(0.1) and service.over is None and service.broken is None:

@@ -32,7 +32,7 @@ from metis.core.events import (
     Train,
 )
 from metis.core.types import Layout, LearnerId, Model, Task
-from metis.federation.transfers import Post
+from metis.federation.transfers import Transfers
 from metis.journal.file import (
     EVENTS,
     Journal,
@@ -46,10 +46,10 @@ from metis.journal.file import (
 )
 from metis.journal.records import ArriveRecord, AuditRecord, EndRecord, StartRecord
 from metis.service.connection import (
+    EndOfOrders,
     EvaluateOrder,
-    Farewell,
-    Item,
     ModelOf,
+    ModelRef,
     Order,
     PacketOf,
     Refusal,
@@ -57,8 +57,8 @@ from metis.service.connection import (
     TrainOrder,
     UpdateOf,
 )
-from metis.service.downloads import Shelf
-from metis.service.state import Ledger, Settled
+from metis.service.downloads import Downloads
+from metis.service.state import FederationState, LastAnswer
 from metis.storage.packets import Packets
 
 #: Records that stand for themselves: what was done to the service, and who was turned away.
@@ -75,7 +75,7 @@ Written: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ServiceSettings:
     """What a federation is told once and never changes."""
 
     layout: Layout
@@ -94,17 +94,17 @@ class Terms:
 
 
 @dataclass(slots=True)
-class Watch:
+class Lease:
     """When somebody must have been heard of, since when, and how far they were then."""
 
     until: float
     since: float
     num_steps: int = 0
-    fetched: dict[Item, int] = field(default_factory=dict)  # bytes of what the task starts from
+    fetched: dict[ModelRef, int] = field(default_factory=dict)  # bytes of what the task starts from
 
 
 @dataclass(slots=True)
-class Seat:
+class SiteSession:
     """A learner as the service sees it now."""
 
     orders: queue.SimpleQueue[Order] = field(default_factory=queue.SimpleQueue)
@@ -147,13 +147,13 @@ class Seat:
         return before == "" or before != self.instances[self.session]
 
 
-class Desk:
+class Coordinator:
     """Everything a service does in turn. Not thread-safe: whoever calls holds the turn."""
 
     def __init__(
         self,
-        terms: Terms,
-        ledger: Ledger,
+        terms: ServiceSettings,
+        ledger: FederationState,
         packets: Packets,
         journal: Journal,
         clock: Callable[[], float],
@@ -161,22 +161,22 @@ class Desk:
         self.terms = terms
         self.ledger = ledger
         self.journal = journal
-        self.shelf = Shelf(packets, terms.layout)
+        self.shelf = Downloads(packets, terms.layout)
         self.clock = clock
-        self.sites: dict[LearnerId, Seat] = {}
-        self.leases: dict[int, Watch] = {}
-        self.deadlines: dict[int, Watch] = {}
+        self.sites: dict[LearnerId, SiteSession] = {}
+        self.leases: dict[int, Lease] = {}
+        self.deadlines: dict[int, Lease] = {}
         self.broken: MetisError | None = None
         self._began = clock() - ledger.seconds
-        self._post = Post(terms.upload, self.shelf.snapshot_bytes)
+        self._post = Transfers(terms.upload, self.shelf.snapshot_bytes)
         self._offer()
 
     def now(self) -> float:
         """Return for how many seconds the federation has been up."""
         return self.clock() - self._began
 
-    def site(self, learner: LearnerId) -> Seat:
-        return self.sites.setdefault(learner, Seat())
+    def site(self, learner: LearnerId) -> SiteSession:
+        return self.sites.setdefault(learner, SiteSession())
 
     def renew(self, task: int) -> None:
         """There was progress with a task, if it is open. Any thread may say so."""
@@ -184,7 +184,7 @@ class Desk:
         if watch is not None:
             watch.until = self.clock() + self.terms.lease_seconds
 
-    def is_further(self, task: int, item: Item, num_bytes: int) -> bool:
+    def is_further(self, task: int, item: ModelRef, num_bytes: int) -> bool:
         """Whether more has been fetched of what an open task starts from than ever before."""
         watch = self.leases.get(task)
         if watch is None or num_bytes <= watch.fetched.get(item, 0):
@@ -250,7 +250,7 @@ class Desk:
                 self.journal.sync()
             self.ledger.over = reason
         for site in self.sites.values():
-            site.orders.put(Farewell(reason, over))
+            site.orders.put(EndOfOrders(reason, over))
 
     def note(self, record: StartRecord | AuditRecord) -> None:
         """Write down what is no event of the federation; it is on disk when this returns."""
@@ -276,7 +276,7 @@ class Desk:
         commands = ledger.controller.handle(event)
         if answered is not None:
             learner, task = answered
-            ledger.answered[learner] = Settled(task, refusal_of(commands, task) or "")
+            ledger.answered[learner] = LastAnswer(task, refusal_of(commands, task) or "")
         return commands
 
     def _is_due(self) -> bool:
@@ -346,7 +346,7 @@ class Desk:
 
     def _hand_out(self, task: Task) -> Written:
         route = self._post.to_learner(self.ledger.mail, task.learner, task.start.version)
-        items: tuple[Item, ...] = tuple(PacketOf(number) for number in route.packets)
+        items: tuple[ModelRef, ...] = tuple(PacketOf(number) for number in route.packets)
         if route.whole:
             items = (SnapshotOf(task.start.version),)
         # One that comes back gets no more time than it had.
@@ -371,7 +371,7 @@ class Desk:
         route = self._post.to_judge(
             self.ledger.mail, command.judge, command.base_version, packet_bytes
         )
-        items: tuple[Item, ...] = (ModelOf(command.task),)
+        items: tuple[ModelRef, ...] = (ModelOf(command.task),)
         if not route.whole:
             items = (*(PacketOf(number) for number in route.packets), UpdateOf(command.task))
         number = command.evaluation
@@ -383,9 +383,9 @@ class Desk:
         """A judge that died must not hold up a round for longer than a trainer that did."""
         return min(self.terms.deadline_seconds, self.terms.lease_seconds)
 
-    def _watch(self, seconds: float) -> Watch:
+    def _watch(self, seconds: float) -> Lease:
         now = self.clock()
-        return Watch(now + seconds, now)
+        return Lease(now + seconds, now)
 
     @contextmanager
     def or_broken(self) -> Iterator[None]:

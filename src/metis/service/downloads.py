@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from metis.codecs.dense import Dense
 from metis.core.errors import GoneError
-from metis.core.types import Layout, Model, Vector, dense
+from metis.core.types import Layout, Model, Vector, as_vector
 from metis.service.connection import pieces
 from metis.storage.packets import Held, Packets, Piece
 
 SLACK_BYTES = 4096  # that a packet may be longer than the model as it is
 
 
-class Shelf:
+class Downloads:
     """Packets by what they are. Any thread may ask."""
 
     def __init__(self, packets: Packets, layout: Layout) -> None:
@@ -93,7 +93,7 @@ class Shelf:
         return pieces(*self._packed(model))
 
     def _packed(self, model: Model) -> Sequence[Piece]:
-        return self._dense.parts(dense(model))
+        return self._dense.parts(as_vector(model))
 
     def _keep(self, word: str, numbers: Collection[int]) -> None:
         kept = {f"{word}-{number}" for number in numbers}

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Iterator
 
 from metis.core.types import Counts, LearnerId
 from metis.service.connection import (
-    Charter,
     Delivery,
+    FederationInfo,
     Hello,
-    Item,
+    ModelRef,
     Order,
+    ProgressReply,
     Receipt,
-    Standing,
     Welcome,
 )
 from metis.service.service import Service
 from metis.storage.packets import Piece
 
 
-class DirectLine:
+class InProcessConnection:
     """The line of one learner."""
 
     def __init__(self, service: Service, learner: LearnerId) -> None:
@@ -27,7 +27,7 @@ class DirectLine:
         self._learner = learner
         self._session = 0
 
-    def charter(self) -> Charter:
+    def charter(self) -> FederationInfo:
         return self._service.charter()
 
     def join(self, hello: Hello) -> Welcome:
@@ -38,10 +38,10 @@ class DirectLine:
     def orders(self) -> Iterator[Order | None]:
         return self._service.orders(self._learner, self._session, wait_seconds=0.1)
 
-    def fetch(self, item: Item) -> Iterator[Piece]:
+    def fetch(self, item: ModelRef) -> Iterator[Piece]:
         return self._service.fetch(self._learner, item)
 
-    def progress(self, task: int, num_steps: int) -> Standing:
+    def progress(self, task: int, num_steps: int) -> ProgressReply:
         return self._service.progress(self._learner, task, num_steps)
 
     def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:

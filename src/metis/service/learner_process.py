@@ -16,8 +16,8 @@ from metis.config import Config
 from metis.core.errors import HandshakeError, IdentityError, Interrupted, LineError
 from metis.core.types import LearnerId
 from metis.federation.handshake import agreed, differences, digest_of, read_agreed
-from metis.service.connection import PROTOCOL, Charter, Farewell
-from metis.service.grpc.client import RpcLine, channel_credentials
+from metis.service.connection import PROTOCOL, EndOfOrders, FederationInfo
+from metis.service.grpc.client import GrpcConnection, channel_credentials
 from metis.service.malloc_tuning import keep_freed_memory
 from metis.service.site import News, Site
 
@@ -63,11 +63,11 @@ def run_learner(
     stop: threading.Event,
     news: News = lambda sentence: None,
     share_tracebacks: bool = False,
-) -> Farewell | None:
+) -> EndOfOrders | None:
     """Attend until the federation is over or `stop` is set; return its last words, if any."""
     keep_freed_memory()
     name, credentials = credentials_for(call)
-    line = RpcLine(call.controller, name, credentials)
+    line = GrpcConnection(call.controller, name, credentials)
     try:
         charter = _insisting(line.charter, stop, news)
         config = _agreement(charter, work)
@@ -81,7 +81,7 @@ def run_learner(
 def leave_for_good(call: Call, withdraw: bool) -> LearnerId:
     """Tell the controller not to wait for this site any more; return its name."""
     name, credentials = credentials_for(call)
-    line = RpcLine(call.controller, name, credentials)
+    line = GrpcConnection(call.controller, name, credentials)
     try:
         line.leave(withdraw)
     finally:
@@ -89,7 +89,7 @@ def leave_for_good(call: Call, withdraw: bool) -> LearnerId:
     return name
 
 
-def _agreement(charter: Charter, work: Work) -> Config:
+def _agreement(charter: FederationInfo, work: Work) -> Config:
     """Return the config to work by. HandshakeError if ours and the controller's differ."""
     if charter.protocol != PROTOCOL:
         raise HandshakeError(
@@ -106,8 +106,8 @@ def _agreement(charter: Charter, work: Work) -> Config:
 
 
 def _site(
-    line: RpcLine,
-    charter: Charter,
+    line: GrpcConnection,
+    charter: FederationInfo,
     config: Config,
     work: Work,
     name: LearnerId,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from metis.codecs.dense import Dense
 from metis.core.codec import Codec
 from metis.core.errors import ModelError
-from metis.core.types import Vector, dense
+from metis.core.types import Vector, as_vector
 from metis.storage.packets import Piece
 
 
@@ -59,6 +59,6 @@ class Mirror:
         if self.made is not None and at <= self.made[0] < version:
             at, weights = self.made
         for number in range(at + 1, version + 1):
-            weights = dense(self.codec.decode(self.packets[number], weights))
+            weights = as_vector(self.codec.decode(self.packets[number], weights))
         self.made = (version, weights)
         return weights

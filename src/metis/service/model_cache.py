@@ -7,12 +7,12 @@ import threading
 
 from metis.core.codec import Codec
 from metis.core.errors import ModelError
-from metis.core.types import Vector, dense
+from metis.core.types import Vector, as_vector
 from metis.service.connection import (
+    Connection,
     EvaluateOrder,
-    Item,
-    Line,
     ModelOf,
+    ModelRef,
     PacketOf,
     SnapshotOf,
     TrainOrder,
@@ -26,7 +26,7 @@ from metis.storage.packets import Gathered, Piece
 class Library:
     """Trainer and judge share one. Raises LineError, or ModelError for what is not to be had."""
 
-    def __init__(self, line: Line, mirror: Mirror, upload: Codec) -> None:
+    def __init__(self, line: Connection, mirror: Mirror, upload: Codec) -> None:
         self._line = line
         self._mirror = mirror
         self._upload = upload
@@ -54,7 +54,7 @@ class Library:
             with contextlib.suppress(ModelError):
                 with self._turn:
                     base = self._version(order.base_version)
-                return dense(self._upload.decode(self._fetched(UpdateOf(order.task)), base))
+                return as_vector(self._upload.decode(self._fetched(UpdateOf(order.task)), base))
         return self._mirror.snapshot.decode(self._fetched(ModelOf(order.task)))
 
     def _version(self, version: int) -> Vector:
@@ -70,7 +70,7 @@ class Library:
     def _take_snapshot(self, version: int) -> None:
         self._mirror.take_snapshot(version, self._fetched(SnapshotOf(version)))
 
-    def _fetched(self, item: Item) -> Piece:
+    def _fetched(self, item: ModelRef) -> Piece:
         """Return a packet. ModelError if it is longer than a whole model can be."""
         gathered = Gathered(self._mirror.snapshot.num_bytes + SLACK_BYTES)
         for _ in gathered.passing(self._line.fetch(item)):

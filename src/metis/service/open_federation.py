@@ -8,12 +8,12 @@ from metis.codecs.choose import codec_of
 from metis.config import Config, dump, load
 from metis.core.errors import ConfigError, RunError
 from metis.core.types import Layout, Snapshot, Vector, digest
-from metis.federation.build import check, controller_of, known_of, release_from, with_metric
+from metis.federation.build import build_controller, check, known_of, release_from, with_metric
 from metis.federation.handshake import agreed, differences, digest_of
 from metis.journal.file import Listener, Record
 from metis.journal.paths import CONFIG, INITIAL
 from metis.journal.records import RunRecord, as_fields
-from metis.service.coordinator import Terms
+from metis.service.coordinator import ServiceSettings
 from metis.service.recovery import begin_or_go_on
 from metis.service.service import Service
 from metis.storage.atomic import write_bytes
@@ -51,13 +51,13 @@ def found(
     else:
         weights, layout, num_classes = _first_model(config, initial)
         config = with_metric(config, num_classes)
-    controller = controller_of(config, Snapshot(0, weights), layout, num_classes)
+    controller = build_controller(config, Snapshot(0, weights), layout, num_classes)
     if fresh:
         directory.mkdir(parents=True, exist_ok=True)
         save_first(directory / INITIAL, weights, layout, num_classes)
         # Last and whole: a directory with a config can be taken up again.
         write_bytes(directory / CONFIG, dump(config).encode())
-    terms = Terms(
+    terms = ServiceSettings(
         layout=layout,
         config=digest_of(text),
         upload=codec_of(config.upload, layout),

@@ -17,9 +17,9 @@ from metis.journal.checkpoint import save as save_checkpoint
 from metis.journal.file import EVENTS, Journal, Listener, Record, read_journal
 from metis.journal.paths import CHECKPOINT, FINAL, JOURNAL, LATEST, UPDATES
 from metis.journal.records import StartRecord
-from metis.service.coordinator import NOTES, Terms
+from metis.service.coordinator import NOTES, ServiceSettings
 from metis.service.service import Service
-from metis.service.state import Ledger, Settled
+from metis.service.state import FederationState, LastAnswer
 from metis.storage.atomic import sync_directory
 from metis.storage.pack import read_packed, write_packed
 from metis.storage.packets import OnDisk
@@ -29,10 +29,10 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class Recovered:
     """What a directory holds of a federation."""
 
-    ledger: Ledger
+    ledger: FederationState
     records: list[Record]  # that followed the ledger
     journal: tuple[int, float]  # where the journal is to go on, and the seconds worked
     federation: str  # its name among all that were ever begun
@@ -40,7 +40,7 @@ class Past:
 
 def begin_or_go_on(
     directory: Path,
-    terms: Terms,
+    terms: ServiceSettings,
     controller: Controller,
     header: Record,
     listeners: tuple[Listener, ...] = (),
@@ -62,7 +62,7 @@ def begin_or_go_on(
     journal = Journal(path, listeners)
     journal.rewind(past.journal)
 
-    def save(ledger: Ledger) -> None:
+    def save(ledger: FederationState) -> None:
         state = {"ledger": ledger, "journal": journal.position()}
 
         def write() -> None:
@@ -99,19 +99,19 @@ def begin_or_go_on(
     return service
 
 
-def _past(directory: Path, controller: Controller, header: Record) -> Past:
+def _past(directory: Path, controller: Controller, header: Record) -> Recovered:
     path = directory / JOURNAL
     began = next(read_journal(path), None) if path.exists() else None
     if began is None and (directory / CHECKPOINT).exists():
         raise JournalError(f"{path} is missing or empty, but there is a checkpoint: it was lost")
     if began is None:
-        return Past(Ledger(controller), [], (0, 0.0), secrets.token_hex(8))
+        return Recovered(FederationState(controller), [], (0, 0.0), secrets.token_hex(8))
     for what, now in header.items():
         if began.get(what) != now:
             raise RunError(f"{directory} was begun with another {what}: {began.get(what)}")
-    ledger, position = Ledger(controller), (0, 0.0)
+    ledger, position = FederationState(controller), (0, 0.0)
     if (directory / CHECKPOINT).exists():
-        state = read_packed(directory / CHECKPOINT, [*CLASSES, Ledger, Settled])
+        state = read_packed(directory / CHECKPOINT, [*CLASSES, FederationState, LastAnswer])
         ledger, position = state["ledger"], state["journal"]
     start = position[0]
     if path.stat().st_size < start:
@@ -120,7 +120,7 @@ def _past(directory: Path, controller: Controller, header: Record) -> Past:
     if records:
         ledger.seconds = max(ledger.seconds, records[-1]["at"])
     worked = max(position[1], wall_seconds)
-    return Past(ledger, records, (length, worked), began["federation"])
+    return Recovered(ledger, records, (length, worked), began["federation"])
 
 
 def _since(path: Path, start: int) -> tuple[list[Record], int, float]:
@@ -148,7 +148,7 @@ def conclude(directory: Path, service: Service) -> None:
     save_safetensors(directory / FINAL, current.weights, service.terms.layout)
 
 
-class Clockwork:
+class Ticker:
     """Calls a service now and then, until it is stopped."""
 
     def __init__(self, service: Service, also: Callable[[], None] = lambda: None) -> None:

@@ -34,22 +34,22 @@ from metis.journal.records import AuditRecord, StartRecord
 from metis.service.audit import Complaints
 from metis.service.connection import (
     PROTOCOL,
-    Charter,
     Delivery,
-    Farewell,
+    EndOfOrders,
+    FederationInfo,
     Hello,
-    Item,
     ModelOf,
+    ModelRef,
     Order,
     PacketOf,
+    ProgressReply,
     Receipt,
     SnapshotOf,
-    Standing,
     UpdateOf,
     Welcome,
 )
-from metis.service.coordinator import Desk, Seat, Terms, refusal_of
-from metis.service.state import Ledger, Settled
+from metis.service.coordinator import Coordinator, ServiceSettings, SiteSession, refusal_of
+from metis.service.state import FederationState, LastAnswer
 from metis.service.status import Overview, overview_of
 from metis.storage.packets import Held, Packets, Piece
 
@@ -64,17 +64,17 @@ class Service:
 
     def __init__(
         self,
-        terms: Terms,
-        ledger: Ledger,
+        terms: ServiceSettings,
+        ledger: FederationState,
         packets: Packets,
         journal: Journal,
         clock: Callable[[], float],
-        save: Callable[[Ledger], None] = lambda ledger: None,
+        save: Callable[[FederationState], None] = lambda ledger: None,
         federation: str = "",
     ) -> None:
         self.terms = terms
         self.federation = federation
-        self._desk = Desk(terms, ledger, packets, journal, clock)
+        self._desk = Coordinator(terms, ledger, packets, journal, clock)
         self._turn = threading.RLock()
         self._save = save
         self._saved = clock()
@@ -82,7 +82,7 @@ class Service:
         self._complaints = Complaints(self.audit, clock)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> FederationState:
         return self._desk.ledger
 
     @property
@@ -101,9 +101,9 @@ class Service:
 
     # ---- what sites call ----------------------------------------------------------------------
 
-    def charter(self) -> Charter:
+    def charter(self) -> FederationInfo:
         terms = self.terms
-        return Charter(
+        return FederationInfo(
             PROTOCOL, terms.config_text, terms.layout.digest, terms.num_classes, self.federation
         )
 
@@ -122,7 +122,7 @@ class Service:
             site.has_left = site.has_withdrawn = False
             self._desk.tell(Joined(hello.profile), holds=hello.holds)
             if self.over is not None:
-                site.orders.put(Farewell(self.over, over=True))
+                site.orders.put(EndOfOrders(self.over, over=True))
             return Welcome(
                 self.terms.lease_seconds,
                 self.ledger.controller.committed_steps,
@@ -148,16 +148,16 @@ class Service:
             except queue.Empty:
                 yield None
                 continue
-            if isinstance(order, Farewell):
+            if isinstance(order, EndOfOrders):
                 site.knows = order.over  # before: whoever hears it may hang up at once
             yield order
-            if isinstance(order, Farewell):
+            if isinstance(order, EndOfOrders):
                 return
         # If it was this very process that joined anew, a call of it may have come late: it has to
         # join once more then. Else it hears for good that it is not wanted.
-        yield Farewell(_REPLACED, over=site.is_other(session))
+        yield EndOfOrders(_REPLACED, over=site.is_other(session))
 
-    def fetch(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
+    def fetch(self, learner: LearnerId, item: ModelRef) -> Iterator[Piece]:
         """Give what an order named, piece by piece. GoneError if it is not there any more.
 
         To be further than ever with the model that a task starts from is progress, too.
@@ -175,7 +175,7 @@ class Service:
         except JournalError as error:
             raise GoneError(f"it is not kept any more: {error}") from None
 
-    def progress(self, learner: LearnerId, task: int, num_steps: int) -> Standing:
+    def progress(self, learner: LearnerId, task: int, num_steps: int) -> ProgressReply:
         """Hear how far a task is. Only progress renews its lease."""
         with self._turn:
             self._heard(learner)
@@ -185,7 +185,7 @@ class Service:
             if is_open and watch is not None and num_steps > watch.num_steps:
                 watch.num_steps = num_steps
                 watch.until = self._desk.clock() + self.terms.lease_seconds
-            return Standing(controller.committed_steps, is_open)
+            return ProgressReply(controller.committed_steps, is_open)
 
     def deliver(self, learner: LearnerId, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
         """Take an answer. When this returns, it is on disk, or was turned down for a reason.
@@ -241,7 +241,7 @@ class Service:
             self._desk.leases.pop(self.ledger.controller.task_of.get(learner, 0), None)
             self._desk.tell(Left(learner, withdraw))
             # Its process, if there is one, would only join again.
-            self._desk.order(learner, Farewell("this site has left", over=True))
+            self._desk.order(learner, EndOfOrders("this site has left", over=True))
 
     # ---- what keepers of a service call -------------------------------------------------------
 
@@ -348,9 +348,9 @@ class Service:
         self, learner: LearnerId, number: int, event: Arrived | Failed, **more: object
     ) -> Receipt:
         self._desk.leases.pop(number, None)
-        self.ledger.answered[learner] = Settled(number)  # before a checkpoint can be made
+        self.ledger.answered[learner] = LastAnswer(number)  # before a checkpoint can be made
         refused = refusal_of(self._desk.tell(event, **more), number) or ""
-        self.ledger.answered[learner] = Settled(number, refused)
+        self.ledger.answered[learner] = LastAnswer(number, refused)
         return Receipt(not refused, refused)
 
     def _renewing(self, task: int, chunks: Iterable[Piece]) -> Iterator[Piece]:
@@ -360,7 +360,7 @@ class Service:
             yield chunk
             self._desk.renew(task if len(chunk) else 0)  # when it has been taken
 
-    def _source(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
+    def _source(self, learner: LearnerId, item: ModelRef) -> Iterator[Piece]:
         shelf = self._desk.shelf
         match item:
             case SnapshotOf(version):
@@ -383,7 +383,7 @@ class Service:
 
     # ---- small facts --------------------------------------------------------------------------
 
-    def _heard(self, learner: LearnerId) -> Seat:
+    def _heard(self, learner: LearnerId) -> SiteSession:
         if self._desk.broken is not None:
             raise self._desk.broken
         site = self._desk.site(learner)
@@ -391,7 +391,7 @@ class Service:
         return site
 
 
-def _fault(hello: Hello, terms: Terms) -> str | None:
+def _fault(hello: Hello, terms: ServiceSettings) -> str | None:
     """Return why a site is not of this federation, if it is not."""
     for what, theirs, ours in (
         ("protocol", hello.protocol, PROTOCOL),

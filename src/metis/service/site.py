@@ -23,14 +23,14 @@ from metis.core.codec import Codec
 from metis.core.errors import GoneError, HandshakeError, LineError, MetisError, ModelError
 from metis.core.local_run import Learners, LocalRun, Trigger
 from metis.core.triggers import AfterEpochs
-from metis.core.types import LearnerId, Profile, Snapshot, Task, Vector, dense
+from metis.core.types import LearnerId, Profile, Snapshot, Task, Vector, as_vector
 from metis.service.connection import (
     PROTOCOL,
+    Connection,
     Delivery,
+    EndOfOrders,
     EvaluateOrder,
-    Farewell,
     Hello,
-    Line,
     Order,
     Receipt,
     Refusal,
@@ -97,7 +97,7 @@ class Site:
     def __init__(
         self,
         equipment: Equipment,
-        line: Line,
+        line: Connection,
         mirror: Mirror,
         memory: Memory,
         keep: Callable[[Memory], None] = lambda memory: None,
@@ -123,14 +123,14 @@ class Site:
         self._lease_seconds: float | None = None  # not known before it has joined
         self._stop = threading.Event()
         self._failure: BaseException | None = None
-        self.farewell: Farewell | None = None
+        self.farewell: EndOfOrders | None = None
         self.refusals: list[Refusal] = []
 
     def stop(self) -> None:
         """End when what is said now has been said."""
         self._stop.set()
 
-    def attend(self) -> Farewell | None:
+    def attend(self) -> EndOfOrders | None:
         """Work until the federation is over; return its last words."""
         threads = [
             threading.Thread(target=self._guarded, args=(work,), daemon=True)
@@ -170,7 +170,7 @@ class Site:
                         self._take(order)
                     if self._stop.is_set() or self.farewell is not None:
                         return
-                    if isinstance(order, Farewell):
+                    if isinstance(order, EndOfOrders):
                         break
             except LineError as error:
                 wait = min(_LONGEST_WAIT_SECONDS, max(0.2, 2 * wait))
@@ -210,7 +210,7 @@ class Site:
             case Refusal():
                 self._news(f"task {order.task} was refused: {order.reason}")
                 self.refusals = [*self.refusals[-99:], order]
-            case Farewell():
+            case EndOfOrders():
                 self._news(f"farewell: {order.reason}")
                 self.farewell = order if order.over else None
 
@@ -329,7 +329,7 @@ class Site:
         packet, residual = _packed(equipment.upload, trained, base, memory.residual)
         counts = None
         if equipment.is_judged and not run.task.all_examples:
-            model = dense(equipment.upload.decode(b"".join(packet), base))
+            model = as_vector(equipment.upload.decode(b"".join(packet), base))
             (question,) = equipment.trainer.ask(model, [equipment.name])
             counts = equipment.trainer.answer(question)
         delivery = Delivery(

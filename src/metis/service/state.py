@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from metis.core.controller import Controller
 from metis.core.types import LearnerId
-from metis.federation.transfers import Mail
+from metis.federation.transfers import TransferState
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class LastAnswer:
     """The last answer a learner gave that was taken, or turned down for a reason."""
 
     task: int
@@ -18,12 +18,12 @@ class Settled:
 
 
 @dataclass(slots=True)
-class Ledger:
+class FederationState:
     """Follows from the events of the journal alone; a checkpoint holds it at one place of that."""
 
     controller: Controller
-    mail: Mail = field(default_factory=Mail)
-    answered: dict[LearnerId, Settled] = field(default_factory=dict)
+    mail: TransferState = field(default_factory=TransferState)
+    answered: dict[LearnerId, LastAnswer] = field(default_factory=dict)
     arrived: dict[int, int] = field(default_factory=dict)  # task -> bytes; neither folded nor not
     seconds: float = 0.0  # that the federation has been up
     crl_number: int = 0  # of the newest revocation list that was ever used

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from metis.core.types import Profile
-from metis.service.coordinator import Desk
+from metis.service.coordinator import Coordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Overview:
     members: tuple[Member, ...]
 
 
-def overview_of(desk: Desk) -> Overview:
+def overview_of(desk: Coordinator) -> Overview:
     """Return how things stand now. Whoever calls holds the turn."""
     controller = desk.ledger.controller
     return Overview(
@@ -54,7 +54,7 @@ def overview_of(desk: Desk) -> Overview:
     )
 
 
-def _member(desk: Desk, profile: Profile) -> Member:
+def _member(desk: Coordinator, profile: Profile) -> Member:
     name, controller = profile.learner, desk.ledger.controller
     task = controller.task_of.get(name)
     state = "waiting"

@@ -11,7 +11,7 @@ from metis.config import Incident
 from metis.core.events import Event
 from metis.core.local_run import LocalRun
 from metis.core.types import LearnerId, Task, Update
-from metis.federation.transfers import Mail
+from metis.federation.transfers import TransferState
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StepsDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class DeliverEvent:
     """An event reaches the controller."""
 
     event: Event
@@ -63,13 +63,13 @@ class LeaseEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class Happen:
+class ApplyIncident:
     """An incident of the config is due."""
 
     incident: Incident
 
 
-Item: TypeAlias = Begin | StepsDone | Tell | Arrive | Score | LeaseEnds | Happen
+Item: TypeAlias = Begin | StepsDone | DeliverEvent | Arrive | Score | LeaseEnds | ApplyIncident
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Sender:
 
 
 @dataclass(slots=True)
-class World:
+class SimulationState:
     """All that changes while the simulation runs, controller and learners apart."""
 
     now: float = 0.0
@@ -92,7 +92,7 @@ class World:
     slowness: dict[LearnerId, float] = field(default_factory=dict)
     runs: dict[LearnerId, LocalRun] = field(default_factory=dict)
     cycles: dict[LearnerId, list[int]] = field(default_factory=dict)
-    mail: Mail = field(default_factory=Mail)
+    mail: TransferState = field(default_factory=TransferState)
     packet_bytes: dict[int, int] = field(default_factory=dict)  # of updates being judged, by task
     judging_until: dict[LearnerId, float] = field(default_factory=dict)
     renewals: dict[LearnerId, int] = field(default_factory=dict)  # of the lease of its task

@@ -24,8 +24,8 @@ from metis.data.picture import holdings
 from metis.data.sources import load
 from metis.data.split import holdout
 from metis.federation.build import (
+    build_controller,
     check,
-    controller_of,
     known_of,
     learner_groups,
     recipe_of,
@@ -125,7 +125,7 @@ def lay_out(
     return Parts(config, chosen, dataset, division, groups, shares)
 
 
-def assemble(
+def build_simulation(
     config: Config,
     model: nn.Module | None = None,
     data: Dataset | None = None,
@@ -152,7 +152,7 @@ def assemble(
     choice = choose(bench, config.engine, config.threads, at_work, config.memory_gib)
     config = replace(config, engine=choice.engine, threads=choice.threads)
     profiles = {profile.learner: profile for profile in bench.profiles()}
-    controller = controller_of(config, first, layout, dataset.num_classes)
+    controller = build_controller(config, first, layout, dataset.num_classes)
     validation = {name: len(share.validation) for name, share in shares.items()}
     plan = plan_of(config, profiles, validation, bench.has_batch_norm, layout)
     held = holdings(dataset.y_train, division, dataset.num_classes)

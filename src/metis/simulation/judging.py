@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from metis.core.events import Evaluate, EvaluationExpired
 from metis.core.local_run import Learners
-from metis.core.types import LearnerId, dense
-from metis.federation.transfers import Post
+from metis.core.types import LearnerId, as_vector
+from metis.federation.transfers import Transfers
 from metis.journal.file import Journal, evaluate_record
-from metis.simulation.agenda import Score, Tell, World
+from metis.simulation.agenda import DeliverEvent, Score, SimulationState
 from metis.simulation.costs import Costs
 
 
@@ -23,15 +23,15 @@ class Judging:
     deadline_seconds: float
     learners: Learners
     journal: Journal
-    post: Post
+    post: Transfers
 
-    def ask(self, world: World, group: Sequence[Evaluate], packet_bytes: int) -> None:
+    def ask(self, world: SimulationState, group: Sequence[Evaluate], packet_bytes: int) -> None:
         """Score one update at all its judges. Judges work beside training, one model at a time.
 
         `packet_bytes` is what the update itself came in.
         """
         here = [e for e in group if e.judge not in world.down]
-        questions = self.learners.ask(dense(group[0].weights), [e.judge for e in here])
+        questions = self.learners.ask(as_vector(group[0].weights), [e.judge for e in here])
         asked = dict(zip((e.evaluation for e in here), questions, strict=True))
         for command in group:
             judge, number = command.judge, command.evaluation
@@ -42,9 +42,9 @@ class Judging:
             if number in asked:
                 world.schedule(seconds, judge, Score(number, asked[number]))
             if number not in asked or seconds > self.deadline_seconds:
-                world.schedule(self.deadline_seconds, None, Tell(EvaluationExpired(number)))
+                world.schedule(self.deadline_seconds, None, DeliverEvent(EvaluationExpired(number)))
 
-    def _seconds(self, world: World, judge: LearnerId, num_bytes: int) -> float:
+    def _seconds(self, world: SimulationState, judge: LearnerId, num_bytes: int) -> float:
         costs, slowness = self.costs[judge], world.slowness_of(judge)
         received = world.now + costs.transfer_seconds(num_bytes) * slowness
         begun = max(received, world.judging_until.get(judge, 0.0))

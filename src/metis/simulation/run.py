@@ -14,7 +14,7 @@ from metis.journal.file import Listener, read_journal
 from metis.journal.paths import CONFIG, INITIAL, JOURNAL, SUMMARY, UPDATES
 from metis.learn.engines import Shared
 from metis.learn.threads import num_threads
-from metis.simulation.build import Federation, assemble
+from metis.simulation.build import Federation, build_simulation
 from metis.simulation.session import Result, Session
 from metis.simulation.signals import stop_requests
 from metis.storage.atomic import partial, put_in_place
@@ -35,7 +35,7 @@ def run(
     """Run a federation in virtual time; write it to `out` if given, which must hold no run yet."""
     if out is None and config.output.latest_models == "disk":
         raise ConfigError("output.latest_models = 'disk': the run needs a directory (--out)")
-    federation = assemble(config, model, data)
+    federation = build_simulation(config, model, data)
     if out is not None:
         _claim(out, federation)
     return _see_through(Session(federation, out, listeners), resumed=False)
@@ -53,7 +53,7 @@ def resume(
         raise RunError(f"{directory} holds no run: there is no {CONFIG} in it")
     if (directory / SUMMARY).exists():
         raise RunError(f"the run in {directory} is finished; see {directory / SUMMARY}")
-    return _go_on(assemble(load(directory / CONFIG), model, data), directory, listeners)
+    return _go_on(build_simulation(load(directory / CONFIG), model, data), directory, listeners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def run_or_resume(
     """
     if not (out / CONFIG).is_file():
         return run(config, out, listeners=listeners).summary
-    federation = assemble(config)
+    federation = build_simulation(config)
     finished = _finished(federation, out)
     if finished is not None:
         federation.learners.close()
@@ -89,7 +89,7 @@ def open_run(
     shared: Shared,
 ) -> Opened:
     """The same for one of several runs that are to be computed together: begun, not made."""
-    federation = assemble(config, loaded=dataset, shared=shared)
+    federation = build_simulation(config, loaded=dataset, shared=shared)
     begun = (out / CONFIG).is_file()
     if begun:
         finished = _finished(federation, out)

@@ -33,8 +33,8 @@ from metis.core.events import (
 )
 from metis.core.local_run import Learners, LocalRun, samples_of_epoch
 from metis.core.triggers import AfterEpochs
-from metis.core.types import LearnerId, Snapshot, Task, Update, dense
-from metis.federation.transfers import Post, packet_digest
+from metis.core.types import LearnerId, Snapshot, Task, Update, as_vector
+from metis.federation.transfers import Transfers, packet_digest
 from metis.journal.file import (
     Journal,
     event_record,
@@ -44,14 +44,14 @@ from metis.journal.file import (
 )
 from metis.journal.records import EndRecord, IncidentRecord, StepsRecord, TestRecord
 from metis.simulation.agenda import (
+    ApplyIncident,
     Arrive,
     Begin,
-    Happen,
+    DeliverEvent,
     LeaseEnds,
     Score,
+    SimulationState,
     StepsDone,
-    Tell,
-    World,
 )
 from metis.simulation.judging import Judging
 from metis.simulation.plan import Plan
@@ -75,10 +75,10 @@ class Simulation:
         self.controller = controller
         self.learners = learners
         self.journal = journal
-        self.world = World()
+        self.world = SimulationState()
         self._keep = keep
         self._tested = tested
-        self._post = Post(plan.upload, plan.snapshot_bytes)
+        self._post = Transfers(plan.upload, plan.snapshot_bytes)
         self._judged = controller.weighting.judged_by != "nobody"
         self._judging = Judging(
             plan.costs,
@@ -98,9 +98,9 @@ class Simulation:
             if learner in late:
                 self.world.down.add(learner)
             else:
-                self.world.schedule(0.0, learner, Tell(Joined(profile)))
+                self.world.schedule(0.0, learner, DeliverEvent(Joined(profile)))
         for incident in sorted(self.plan.incidents, key=lambda i: i.at_seconds):
-            self.world.schedule(incident.at_seconds, None, Happen(incident))
+            self.world.schedule(incident.at_seconds, None, ApplyIncident(incident))
         self._test(self.controller.current)
 
     def step(self) -> bool:
@@ -123,7 +123,7 @@ class Simulation:
             case learner, StepsDone(num_steps):
                 assert learner is not None
                 self._steps_done(learner, num_steps)
-            case _, Tell(event):
+            case _, DeliverEvent(event):
                 self._tell(event)
             case _, Arrive():
                 self._arrive(due[1])
@@ -132,7 +132,7 @@ class Simulation:
             case _, LeaseEnds(task_number, learner, renewal):
                 if world.renewals.get(learner, 0) == renewal:
                     self._tell(TaskExpired(task_number))
-            case _, Happen(incident):
+            case _, ApplyIncident(incident):
                 self._happen(incident)
         versions = self.plan.max_versions
         if versions is not None and self.controller.current.version >= versions:
@@ -231,7 +231,7 @@ class Simulation:
         self.learners.abandon(learner)
         del self.world.runs[learner]
         delay = self.plan.costs[learner].transfer_seconds(0) * self.world.slowness_of(learner)
-        self.world.schedule(delay, learner, Tell(Failed(learner, run.task.number, reason)))
+        self.world.schedule(delay, learner, DeliverEvent(Failed(learner, run.task.number, reason)))
 
     def _offer(self, run: LocalRun) -> None:
         """Send the trained model up. Its own counts are of the model as it will be decoded."""
@@ -257,7 +257,7 @@ class Simulation:
         )
         question = None
         if self._judged and not task.all_examples:
-            question = self.learners.ask(dense(model), [learner])[0]
+            question = self.learners.ask(as_vector(model), [learner])[0]
         costs = self.plan.costs[learner]
         seconds = costs.request_overhead_seconds + costs.transfer_seconds(num_bytes)
         seconds *= self.world.slowness_of(learner)
@@ -387,7 +387,9 @@ class Simulation:
         if open_task is not None:
             self._let_lease_end(open_task, learner)
         for number in open_evaluations:
-            self.world.schedule(self.plan.deadline_seconds, None, Tell(EvaluationExpired(number)))
+            self.world.schedule(
+                self.plan.deadline_seconds, None, DeliverEvent(EvaluationExpired(number))
+            )
 
     def _go_down(self, learner: LearnerId) -> None:
         self.world.take_down(learner)

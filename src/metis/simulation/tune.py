@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from metis.config import Config
 from metis.journal.file import Record
 from metis.learn.threads import num_threads
-from metis.simulation.build import assemble, dataset_of
+from metis.simulation.build import build_simulation, dataset_of
 from metis.simulation.session import Session
 
 
@@ -64,7 +64,7 @@ def tune(
     trials = []
     for engine, threads in settings:
         chosen = replace(config, engine=engine, threads=threads)
-        federation = assemble(chosen, loaded=dataset)
+        federation = build_simulation(chosen, loaded=dataset)
         note = federation.header["engine_note"]
         clock = _Clock(seconds)
         session = Session(federation, None, (clock,))

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from metis.core.errors import ModelError, RunError
-from metis.core.types import Kind, Layout, Tensor, Vector, frozen
+from metis.core.types import Kind, Layout, TensorSpec, Vector, read_only
 from metis.storage.atomic import partial, put_in_place
 
 _FLOATS = ("F64", "F32", "F16", "BF16")  # what a model is made of
@@ -75,7 +75,7 @@ def file_layout(path: str | os.PathLike[str]) -> Layout:
 
     Kinds follow from shapes: fewer than two dimensions are plain, two dense, more conv.
     """
-    tensors: list[Tensor] = []
+    tensors: list[TensorSpec] = []
     offset = 0
     try:
         with safe_open(path, framework="numpy") as file:
@@ -85,7 +85,7 @@ def file_layout(path: str | os.PathLike[str]) -> Layout:
                 if tensor.get_dtype() not in _FLOATS:
                     continue  # a counter
                 kind: Kind = "plain" if len(shape) < 2 else "dense" if len(shape) == 2 else "conv"
-                tensors.append(Tensor(name, shape, kind, offset))
+                tensors.append(TensorSpec(name, shape, kind, offset))
                 offset += tensors[-1].size
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror or error}") from None
@@ -120,4 +120,4 @@ def read_safetensors(path: str | os.PathLike[str], layout: Layout) -> Vector:
     extra = [name for name, tensor in tensors.items() if tensor.dtype.kind == "f"]
     if extra:
         raise ModelError(f"{path} has a tensor {extra[0]!r}, which the model has not")
-    return frozen(weights)
+    return read_only(weights)

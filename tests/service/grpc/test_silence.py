@@ -10,9 +10,9 @@ import pytest
 
 from metis.core.errors import LineError
 from metis.core.types import LearnerId
-from metis.service.connection import Delivery, Item, Receipt, SnapshotOf
+from metis.service.connection import Delivery, ModelRef, Receipt, SnapshotOf
 from metis.service.grpc import client as dial
-from metis.service.grpc.client import RpcLine
+from metis.service.grpc.client import GrpcConnection
 from metis.service.grpc.idle import SilenceError, heard_from
 from metis.service.grpc.server import Opening, serve
 from tests.service.toy import eventually
@@ -24,7 +24,7 @@ class Mute:
     def __init__(self) -> None:
         self.terms = type("Terms", (), {"num_classes": 0})
 
-    def fetch(self, learner: LearnerId, item: Item) -> Iterator[bytes]:
+    def fetch(self, learner: LearnerId, item: ModelRef) -> Iterator[bytes]:
         yield b"x"
         time.sleep(4.0)
 
@@ -41,7 +41,7 @@ def test_a_line_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial, "_STORING_SECONDS", 0.5)
     service: object = Mute()
     server, port = serve(service, Opening("127.0.0.1:0", 1))  # type: ignore[arg-type]
-    line = RpcLine(f"127.0.0.1:{port}", "a")
+    line = GrpcConnection(f"127.0.0.1:{port}", "a")
     try:
         began = time.monotonic()
         with pytest.raises(LineError, match=r"nothing was heard for 0.5 s"):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from metis.core.types import LearnerId
-from metis.service.connection import Delivery, Item, Receipt, SnapshotOf
-from metis.service.grpc.client import RpcLine
+from metis.service.connection import Delivery, ModelRef, Receipt, SnapshotOf
+from metis.service.grpc.client import GrpcConnection
 from metis.service.grpc.server import Opening, serve
 from metis.storage.packets import Piece
 
@@ -32,7 +32,7 @@ class Pipe:
         self.delivered = sum(len(piece) for piece in packet)
         return Receipt(True)
 
-    def fetch(self, learner: LearnerId, item: Item) -> Iterator[Piece]:
+    def fetch(self, learner: LearnerId, item: ModelRef) -> Iterator[Piece]:
         return zeros(self._num_bytes)
 
     def audit(self, what: str, who: str, reason: str) -> None:
@@ -74,7 +74,7 @@ def carried(num_bytes: int) -> int:
     """Send so many bytes up and down; return how much more memory that took at most."""
     service: Any = Pipe(num_bytes)
     server, port = serve(service, Opening("127.0.0.1:0", 1))
-    line = RpcLine(f"127.0.0.1:{port}", "learner-01")
+    line = GrpcConnection(f"127.0.0.1:{port}", "learner-01")
     try:
         with Peak() as peak:
             receipt = line.deliver(Delivery(1, 0, 1, 1, 0.0, None), zeros(num_bytes))

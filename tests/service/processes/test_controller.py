@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from metis.config import load
-from metis.core.types import Layout, LearnerId, Profile, Tensor, frozen
+from metis.core.types import Layout, LearnerId, Profile, TensorSpec, read_only
 from metis.journal.records import AuditRecord
 from metis.service import controller_process as process
 from metis.service.connection import PROTOCOL, Hello
@@ -22,13 +22,13 @@ from metis.service.service import Service
 from metis.storage.weights import save_first
 from tests.command import Metis
 
-LAYOUT = Layout((Tensor("weight", (3, 2), "dense", 0),))
+LAYOUT = Layout((TensorSpec("weight", (3, 2), "dense", 0),))
 CONFIG = load(None, policy="sync-fedavg", learners=1, groups={"site": {}})
 
 
 @pytest.fixture
 def founded(tmp_path: Path) -> Callable[[], Service]:
-    save_first(tmp_path / "first.safetensors", frozen(np.zeros(6, np.float32)), LAYOUT, 2)
+    save_first(tmp_path / "first.safetensors", read_only(np.zeros(6, np.float32)), LAYOUT, 2)
     return lambda: found(tmp_path / "state", CONFIG, tmp_path / "first.safetensors")
 
 

@@ -13,12 +13,12 @@ import metis
 from metis.codecs.dense import Dense
 from metis.config import Config, load
 from metis.core.errors import JournalError
-from metis.core.types import Layout, LearnerId, Snapshot, Tensor
+from metis.core.types import Layout, LearnerId, Snapshot, TensorSpec
 from metis.learn.flat import layout_of, vector_of
 from metis.learn.threads import num_threads
 from metis.replay.verify import replay
 from metis.service.connection import Delivery
-from metis.service.in_process import DirectLine
+from metis.service.in_process import InProcessConnection
 from metis.service.open_federation import found
 from metis.service.site import Memory, Site
 from metis.service.site_memory import MemoryFile
@@ -55,7 +55,7 @@ def test_sites_with_data_of_their_own_train_one_model_that_replays(tmp_path: Pat
     for number in (1, 2):
         name = LearnerId(f"hospital-{number}")
         equipment, mirror = equip_own(config, name, own(number))
-        sites.append(Site(equipment, DirectLine(service, name), mirror, Memory()))
+        sites.append(Site(equipment, InProcessConnection(service, name), mirror, Memory()))
     threads = [threading.Thread(target=site.attend, daemon=True) for site in sites]
     with num_threads(1):
         for thread in threads:
@@ -110,7 +110,7 @@ def test_a_memory_comes_back_and_that_of_another_federation_is_set_aside(tmp_pat
 
 
 def test_an_answer_in_parts_is_remembered_as_the_bytes_it_was(tmp_path: Path) -> None:
-    layout = Layout((Tensor("w", (3,), "plain", 0),))
+    layout = Layout((TensorSpec("w", (3,), "plain", 0),))
     model = np.arange(3, dtype=np.float32)
     parts = Dense(layout).parts(model)
     file = MemoryFile(tmp_path, "one", "site-a")

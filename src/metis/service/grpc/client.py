@@ -12,13 +12,13 @@ import grpc
 from metis.core.errors import GoneError, HandshakeError, IdentityError, LineError, ModelError
 from metis.core.types import Counts
 from metis.service.connection import (
-    Charter,
     Delivery,
+    FederationInfo,
     Hello,
-    Item,
+    ModelRef,
     Order,
+    ProgressReply,
     Receipt,
-    Standing,
     Welcome,
 )
 from metis.service.grpc import messages as convert
@@ -55,7 +55,7 @@ def channel_credentials(key: bytes, certificate: bytes, ca: bytes) -> grpc.Chann
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-class RpcLine:
+class GrpcConnection:
     """A line over gRPC. A lost connection is a LineError; it comes back by itself if it can."""
 
     def __init__(
@@ -64,7 +64,7 @@ class RpcLine:
         self._dial = Dial(address, name, credentials)
         self._session = 0
 
-    def charter(self) -> Charter:
+    def charter(self) -> FederationInfo:
         return convert.charter_of(self._dial.ask("Charter", wire.Nothing(), wire.CharterText))
 
     def join(self, hello: Hello) -> Welcome:
@@ -80,16 +80,16 @@ class RpcLine:
             for message in heard_from(stream, SILENT_SECONDS):
                 yield convert.order_of(message)
 
-    def fetch(self, item: Item) -> Iterator[Piece]:
+    def fetch(self, item: ModelRef) -> Iterator[Piece]:
         call = self._dial.method("Fetch", "unary_stream", chunk_content)
         with self._dial.errors():
             stream = call(convert.item_message(item), metadata=self._dial.metadata)
             yield from heard_from(stream, SILENT_SECONDS)
 
-    def progress(self, task: int, num_steps: int) -> Standing:
+    def progress(self, task: int, num_steps: int) -> ProgressReply:
         report = wire.ProgressReport(task=task, num_steps=num_steps)
         reply = self._dial.ask("Progress", report, wire.Standing)
-        return Standing(reply.committed_steps, reply.is_open)
+        return ProgressReply(reply.committed_steps, reply.is_open)
 
     def deliver(self, delivery: Delivery, packet: Iterable[Piece]) -> Receipt:
         pending = Pending(_STORING_SECONDS)

@@ -13,13 +13,13 @@ import numpy as np
 from metis.core.errors import ModelError
 from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Profile
 from metis.service.connection import (
-    Charter,
     Delivery,
+    EndOfOrders,
     EvaluateOrder,
-    Farewell,
+    FederationInfo,
     Hello,
-    Item,
     ModelOf,
+    ModelRef,
     Order,
     PacketOf,
     Refusal,
@@ -37,7 +37,7 @@ _NO_SUMS = ErrorSums(-1, 0.0, 0.0, 0.0, 0.0)
 _LARGEST_NUMBER = 10**15  # of a version or a task
 
 
-def charter_message(charter: Charter) -> wire.CharterText:
+def charter_message(charter: FederationInfo) -> wire.CharterText:
     return wire.CharterText(
         protocol=charter.protocol,
         config=charter.config,
@@ -47,8 +47,8 @@ def charter_message(charter: Charter) -> wire.CharterText:
     )
 
 
-def charter_of(message: wire.CharterText) -> Charter:
-    return Charter(
+def charter_of(message: wire.CharterText) -> FederationInfo:
+    return FederationInfo(
         message.protocol,
         message.config,
         message.layout,
@@ -123,7 +123,7 @@ def hello_of(message: wire.Hello, learner: LearnerId) -> Hello:
     return Hello(message.protocol, message.layout, message.config, profile, holds, instance)
 
 
-def item_message(item: Item) -> wire.Item:
+def item_message(item: ModelRef) -> wire.Item:
     match item:
         case SnapshotOf(version):
             return wire.Item(snapshot_of_version=version)
@@ -135,7 +135,7 @@ def item_message(item: Item) -> wire.Item:
             return wire.Item(model_of_task=task)
 
 
-def item_of(message: wire.Item) -> Item:
+def item_of(message: wire.Item) -> ModelRef:
     what = message.WhichOneof("what")
     if what is not None and getattr(message, what) > _LARGEST_NUMBER:
         raise ModelError(f"there is no {what.replace('_', ' ')} {getattr(message, what)}")
@@ -179,7 +179,7 @@ def order_message(order: Order | None) -> wire.Order:
             )
         case Refusal(task, reason):
             return wire.Order(refusal=wire.Refusal(task=task, reason=reason))
-        case Farewell(reason, over):
+        case EndOfOrders(reason, over):
             return wire.Order(farewell=wire.Farewell(reason=reason, over=over))
 
 
@@ -209,7 +209,7 @@ def order_of(message: wire.Order) -> Order | None:
         case "refusal":
             return Refusal(message.refusal.task, message.refusal.reason)
         case "farewell":
-            return Farewell(message.farewell.reason, message.farewell.over)
+            return EndOfOrders(message.farewell.reason, message.farewell.over)
     return None
 
 
