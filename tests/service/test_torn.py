@@ -24,6 +24,7 @@ from metis.federation.transfers import packet_digest
 from metis.journal.file import EVENTS
 from metis.replay.verify import replay
 from metis.service.connection import PROTOCOL, Delivery, EndOfOrders, Hello, Receipt, TrainOrder
+from metis.service.downloads import Downloads
 from metis.service.open_federation import found
 from metis.service.recovery import Ticker
 from metis.service.service import Service
@@ -350,7 +351,9 @@ def test_nothing_is_noted_after_what_could_not_be_written(
         for name, order in given[:2]:
             answer(service, name, order)
         with monkeypatch.context() as patches:
-            patches.setattr("metis.service.downloads.Shelf.put_version", lambda *_: full_version())
+            patches.setattr(
+                "metis.service.downloads.Downloads.put_version", lambda *_: full_version()
+            )
             with pytest.raises(RunError, match="No space left"):
                 answer(service, *given[2])
         with suppress(RunError):  # there is space again, and a stranger calls
@@ -406,7 +409,7 @@ def test_whatever_ends_an_event_half_way_breaks_the_controller(
             answer(service, name, order)
 
         with monkeypatch.context() as patches:
-            patches.setattr("metis.service.downloads.Shelf.put_version", lambda *_: 1 // 0)
+            patches.setattr(Downloads, "put_version", lambda *_: 1 // 0)
             with pytest.raises((ZeroDivisionError, RunError)):
                 answer(service, *given[2])
 
