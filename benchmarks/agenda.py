@@ -46,7 +46,8 @@ from metis.core.types import (
 from metis.core.weighting import ByExamples, ByValidation, Weighting
 from metis.journal.file import Journal
 from metis.simulation.costs import Costs
-from metis.simulation.simulator import Plan, Simulation
+from metis.simulation.plan import Plan
+from metis.simulation.simulator import Simulation
 
 EPOCHS = 4  # per task, the paper's uf
 LAYOUT = Layout((TensorSpec("weight", (4,), "plain", 0),))

@@ -145,6 +145,7 @@ def test_records_are_one_object_a_line_with_the_real_clock_kept_apart(tmp_path: 
     (line,) = path.read_text().splitlines()
     record = json.loads(line)
     assert record.pop("wall_seconds") >= 0
+    assert record.pop("wall_previous") == ""  # it is the first
     assert record == {
         "kind": "test",
         "at": 1.5,

@@ -20,7 +20,7 @@ import metis
 from metis.config import Config, load
 from metis.core.errors import JournalError
 from metis.core.types import LearnerId
-from metis.journal.file import Record, read_journal
+from metis.journal.file import Journal, Record, read_journal
 from metis.journal.records import ENVELOPE, FIELDS, KINDS, is_derived, misfits
 from metis.learn.flat import layout_of
 from metis.replay.verify import Replayed, replay
@@ -29,6 +29,7 @@ from metis.service.open_federation import found as founded
 from metis.service.recovery import conclude
 from metis.simulation.run import run
 from metis.storage.weights import read_safetensors, save_safetensors
+from tests.journal.linking import line_of, linked, write_linked
 from tests.service.rig import LAYOUT, attend, make_impatient, toy_config, toy_site, write_first
 
 PACKED = {"upload": {"codec": "stc", "sparsity": 0.4, "error_feedback": True}}
@@ -107,9 +108,8 @@ class Kept:
     records: list[Record]
 
     def replayed(self, records: list[Record]) -> Replayed:
-        """Replay it with another journal."""
-        lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-        (self.directory / "journal.jsonl").write_text(lines, encoding="utf-8")
+        """Replay it with another journal, whose hashes fit."""
+        write_linked(self.directory / "journal.jsonl", records)
         return replay(self.directory)
 
 
@@ -256,6 +256,38 @@ def test_each_field_that_is_declared_is_in_one_of_these_runs(runs: Callable[[str
     rare = {("fail", "traceback"), *(("audit", one.name) for one in FIELDS[KINDS["audit"]])}
 
     assert declared - seen == rare
+
+
+def test_a_fact_that_is_changed_breaks_the_chain_of_hashes(runs: Callable[[str], Kept]) -> None:
+    """No field of a test follows from anything; the record after it names the line."""
+    kept = runs("sync-dvw")
+    place = next(n for n, record in enumerate(kept.records) if record["kind"] == "test")
+    better = {**kept.records[place], "score": 0.999}
+
+    records = [*kept.records[:place], better, *kept.records[place + 1 :]]
+    (kept.directory / "journal.jsonl").write_bytes(b"".join(map(line_of, records)))
+
+    with pytest.raises(JournalError, match=rf"line {place + 2}, .*not the hash of the line before"):
+        replay(kept.directory)
+
+
+def test_a_journal_that_goes_on_after_a_stop_keeps_its_chain_of_hashes(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for number in range(3):
+        journal.write("test", float(number), text="x" * 70_000 * number)
+    position = journal.position()
+    journal.write("test", 9.0)
+    journal.close()
+
+    again = Journal(path)
+    again.rewind(position)
+    again.write("test", 4.0)
+    again.close()
+
+    records = list(read_journal(path))
+    assert [record["at"] for record in records] == [0.0, 1.0, 2.0, 4.0]
+    assert records == linked(records)
 
 
 #: What leaves no trace in real time when it is taken out: facts that nothing need follow from.

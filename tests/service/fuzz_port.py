@@ -395,7 +395,8 @@ def report(findings: Findings) -> str:
     lines = [
         "# Soak: strangers on the port",
         "",
-        f"`python -m tests.service.fuzz_port --inputs {findings.asked_for} --seed {findings.seed}`, "
+        f"`python -m tests.service.fuzz_port --inputs {findings.asked_for} "
+        f"--seed {findings.seed}`, "
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, "
         f"grpcio {grpc.__version__}, {os.cpu_count()} cores shared with other work.",
         "",

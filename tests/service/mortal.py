@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from metis.service.connection import ModelRef, Order, Receipt
 from metis.service.in_process import InProcessConnection
 from metis.service.open_federation import found
 from metis.service.service import Service
+from tests.journal.linking import write_linked
 
 
 class Killed(BaseException):
@@ -134,8 +134,7 @@ class Disk:
             if record["kind"] == "arrive" and "digest" not in record:
                 packet = (updates / f"task-{record['task']}.packet").read_bytes()
                 record["digest"] = packet_digest(packet)
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        journal.write_text(lines, encoding="utf-8")
+        write_linked(journal, records)
         config.write_text(dump(load(config, output={"keep_updates": True})), encoding="utf-8")
 
     def close(self) -> None:

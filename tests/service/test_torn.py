@@ -24,6 +24,7 @@ from metis.federation.transfers import packet_digest
 from metis.journal.file import EVENTS
 from metis.replay.verify import replay
 from metis.service.connection import PROTOCOL, Delivery, EndOfOrders, Hello, Receipt, TrainOrder
+from metis.service.downloads import Downloads
 from metis.service.open_federation import found
 from metis.service.recovery import Ticker
 from metis.service.service import Service
@@ -408,7 +409,7 @@ def test_whatever_ends_an_event_half_way_breaks_the_controller(
             answer(service, name, order)
 
         with monkeypatch.context() as patches:
-            patches.setattr("metis.service.downloads.Downloads.put_version", lambda *_: 1 // 0)
+            patches.setattr(Downloads, "put_version", lambda *_: 1 // 0)
             with pytest.raises((ZeroDivisionError, RunError)):
                 answer(service, *given[2])
 

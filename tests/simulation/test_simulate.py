@@ -33,7 +33,8 @@ from metis.core.weighting import ByExamples, ByValidation, Weighting
 from metis.journal.file import Journal, Record
 from metis.journal.totals import Tally
 from metis.simulation.costs import Costs
-from metis.simulation.simulator import Plan, Simulation
+from metis.simulation.plan import Plan
+from metis.simulation.simulator import Simulation
 
 LAYOUT = Layout((TensorSpec("weight", (2,), "plain", 0),))
 PACKET = Dense(LAYOUT).num_bytes

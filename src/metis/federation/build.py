@@ -3,11 +3,9 @@ build theirs here too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from metis.codecs.choose import codec_of
-from metis.codecs.dense import Dense
 from metis.config import Config, Group, late_learners
 from metis.core.codec import Published
 from metis.core.community import CachedAverage, Mixing
@@ -18,10 +16,8 @@ from metis.core.recipes import Recipe, Settings, recipe
 from metis.core.schedules import SHAPES, ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
-from metis.core.types import Layout, LearnerId, Profile, Snapshot, Spans
+from metis.core.types import Layout, Snapshot, Spans
 from metis.journal.records import Record
-from metis.simulation.costs import Costs
-from metis.simulation.simulator import Plan
 
 
 def recipe_of(config: Config, buffers: Spans = ()) -> Recipe:
@@ -154,17 +150,6 @@ def learner_groups(config: Config) -> list[str]:
     return [name for name, size in config.group_sizes().items() for _ in range(size)]
 
 
-def costs_of(group: Group) -> Costs:
-    """Return what things cost in virtual time for a device class of a resolved config."""
-    return Costs(
-        seconds_per_step=group.seconds_per_step or 0.0,
-        seconds_per_evaluated_example=group.seconds_per_evaluated_example or 0.0,
-        request_overhead_seconds=group.request_overhead_seconds or 0.0,
-        latency_seconds=group.latency_seconds,
-        bandwidth_bytes_per_second=group.bandwidth_bytes_per_second,
-    )
-
-
 def trigger_of(config: Config, chosen: Recipe, group: Group) -> Trigger:
     """Return what decides when a learner of a device class offers its model."""
     if not chosen.adaptive:
@@ -175,41 +160,6 @@ def trigger_of(config: Config, chosen: Recipe, group: Group) -> Trigger:
             WhenStale(),
             AfterEpochs(config.train.max_epochs),
         )
-    )
-
-
-def plan_of(
-    config: Config,
-    profiles: Mapping[LearnerId, Profile],
-    validation_examples: Mapping[LearnerId, int],
-    no_single: bool,
-    layout: Layout,
-) -> Plan:
-    """Return what a simulation of a resolved config goes by.
-
-    What the data decides is passed in: a replay has it from the journal's first record.
-    """
-    chosen = recipe_of(config)
-    groups = {name: config.groups[profile.group] for name, profile in profiles.items()}
-    test_every = config.horizon.test_every
-    assert config.train.batch_size is not None
-    return Plan(
-        profiles=profiles,
-        costs={name: costs_of(group) for name, group in groups.items()},
-        triggers={name: trigger_of(config, chosen, group) for name, group in groups.items()},
-        validation_examples=validation_examples,
-        batch_size=config.train.batch_size,
-        last_batch=config.train.last_batch,
-        no_single=no_single,
-        fixed_epochs=config.train.epochs,
-        upload=codec_of(config.upload, layout),
-        snapshot_bytes=Dense(layout).num_bytes,
-        test_every=test_every or (1 if chosen.pacing.rounds else config.learners),
-        max_versions=config.horizon.versions,
-        max_seconds=config.horizon.seconds,
-        lease_seconds=config.train.lease_seconds,
-        deadline_seconds=config.validation.deadline_seconds,
-        incidents=config.incidents,
     )
 
 

@@ -7,6 +7,7 @@ docs/journal.md describes them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -69,13 +70,24 @@ EVENTS = {"join", "leave", "arrive", "fail", "score", "task-expired", "evaluatio
 
 _FLUSH_SECONDS = 1.0
 _AS_JSON = json.JSONEncoder(separators=(",", ":")).encode
+_CHUNK = 1 << 16
+
+
+def link_to(line: bytes) -> str:
+    """Return the hash by which a record names the line before it: 128 bits of its SHA-256."""
+    return hashlib.sha256(line).hexdigest()[:32]
+
+
+#: What the first record of a journal has in the place of a hash.
+FIRST = ""
 
 
 class Journal:
-    """Appends records to a file, and tells listeners of each.
+    """Appends records to a file, and passes each to listeners.
 
-    A killed process loses at most the last second and may leave half a line, which readers
-    ignore. Without a path nothing is written and listeners are told all the same.
+    Each record in a file carries the hash of the line before it, so a changed or missing line
+    shows. A killed process loses at most the last second and may leave half a line, which readers
+    ignore. Without a path nothing is written, and listeners get the records all the same.
     """
 
     def __init__(self, path: Path | None, listeners: tuple[Listener, ...] = ()) -> None:
@@ -85,11 +97,13 @@ class Journal:
         self._path = path
         self.on_sync: Callable[[float], None] | None = None  # told the seconds that a sync took
         self._file: IO[bytes] | None = None
+        self._link = FIRST
         if path is not None:
             try:
-                self._file = open(path, "ab")  # noqa: SIM115 (closed by close)
+                self._file = open(path, "ab+")  # noqa: SIM115 (closed by close)
             except OSError as error:
                 raise RunError(f"cannot write {path}: {error.strerror}") from None
+            self._link = self._link_at(self._file.seek(0, os.SEEK_END))
 
     @property
     def wall_seconds(self) -> float:
@@ -103,8 +117,11 @@ class Journal:
         wall = round(self.wall_seconds, 3)
         record: Record = {"kind": kind, "at": at, **fields, "wall_seconds": wall}
         if self._file is not None:
+            record["wall_previous"] = self._link
+            line = _AS_JSON(record).encode() + b"\n"
+            self._link = link_to(line)
             with self._as_ours():
-                self._file.write(_AS_JSON(record).encode() + b"\n")
+                self._file.write(line)
                 if wall - self._flushed > _FLUSH_SECONDS:
                     self._file.flush()
                     self._flushed = wall
@@ -151,8 +168,21 @@ class Journal:
                     "knows of; records are lost, so the run must start anew"
                 )
             self._file.truncate(num_bytes)
+            self._link = self._link_at(num_bytes)
             self._file.seek(num_bytes)
         self._started = time.monotonic() - wall_seconds
+
+    def _link_at(self, end: int) -> str:
+        """Return the hash of the last whole line before a position."""
+        assert self._file is not None
+        tail, start = b"", end
+        while start and tail.count(b"\n") < 2:
+            start = max(0, start - _CHUNK)
+            self._file.seek(start)
+            tail = self._file.read(end - start)
+        lines = tail.splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        return link_to(whole[-1]) if whole else FIRST
 
     def close(self) -> None:
         if self._file is not None:
@@ -166,6 +196,12 @@ def read_journal(path: Path, start: int = 0) -> Iterator[Record]:
 
     `start` is a position that a checkpoint remembered.
     """
+    for _, record in read_lines(path, start):
+        yield record
+
+
+def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, Record]]:
+    """Yield the lines of a journal, each with its record."""
     try:
         file = open(path, "rb")  # noqa: SIM115 (closed below)
     except OSError as error:
@@ -180,7 +216,7 @@ def read_journal(path: Path, start: int = 0) -> Iterator[Record]:
                 record["kind"]
             except (ValueError, TypeError, KeyError):
                 raise JournalError(f"{path}:{number}: not a journal record") from None
-            yield record
+            yield line, record
 
 
 # ---- events as records ------------------------------------------------------------------------

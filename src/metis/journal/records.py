@@ -5,8 +5,9 @@ Each field is *derived* (it follows from other records, the config and the kept 
 time). A replay recomputes every derived field; a test holds it to that, field by field. Some
 facts of a federation in real time are derived in a simulation, whose time is computed.
 
-Beside the fields declared here each record has `kind`, `at` and `wall_seconds`; `at` is derived
-in a simulation, and never goes backwards in real time.
+Beside the fields declared here each record has `kind`, `at`, `wall_seconds` and `wall_previous`,
+the hash of the record before it. `at` is derived in a simulation; in real time it never goes
+backwards.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ENVELOPE: Mapping[str, Mark] = {
     "kind": "derived",
     "at": "derived in a simulation",
     "wall_seconds": "clock",
+    "wall_previous": "clock",
 }
 
 T = TypeVar("T")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from metis.core.errors import JournalError
-from metis.journal.file import Record, read_journal
+from metis.journal.file import FIRST, Record, link_to, read_lines
 from metis.journal.records import ENVELOPE, FIELDS, KINDS, Declared, is_derived, misfits
 
 _AS_JSON = json.JSONEncoder(separators=(",", ":")).encode
+_END: tuple[bytes, Record | None] = (b"", None)
 _SHOWN = 80  # characters of a value in an error
 
 #: Which field numbers the records of a kind.
@@ -54,8 +55,9 @@ class Original:
         self.line = 0  # of the record taken last
         self.counts: Counter[str] = Counter()
         self.present: dict[str, set[str]] = {}  # the fields that a record of a kind had
-        self._records: Iterator[Record] = read_journal(path)
-        self._head: Record | None = next(self._records, None)
+        self._records: Iterator[tuple[bytes, Record]] = read_lines(path)
+        self._line, self._head = next(self._records, _END)
+        self._link = FIRST  # what the next record should say of the line before it
         self._read = read
         self._last_at = 0.0
 
@@ -82,10 +84,17 @@ class Original:
 
     def take(self) -> Record:
         """Take the next record, which must be one that the declaration allows, in its time."""
-        told, self._head = self._head, next(self._records, None)
+        told, line = self._head, self._line
         assert told is not None
+        self._line, self._head = next(self._records, _END)
         self.line += 1
         kind, at = told["kind"], told.get("at")
+        if told.get("wall_previous") != self._link:
+            raise self.fault(
+                f"{name_of(told)}: wall_previous is not the hash of the line before, "
+                "which was changed, or taken out"
+            )
+        self._link = link_to(line)
         if kind not in KINDS:
             raise self.fault(f"there is no kind of record {kind!r}")
         for complaint in (

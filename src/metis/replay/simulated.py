@@ -22,12 +22,12 @@ from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError, RunError
 from metis.core.local_run import Progress, TestResult, Trigger, steps_of_epoch
 from metis.core.types import Counts, Layout, LearnerId, Model, Profile, Snapshot, Task, Vector
-from metis.federation.build import plan_of
 from metis.journal.file import Journal, Record, record_counts
 from metis.journal.paths import JOURNAL, update_path
 from metis.replay.original import Original, OutOfRecordsError
 from metis.simulation.agenda import Begin, LeaseEnds, SimulationState
-from metis.simulation.simulator import Plan, Simulation
+from metis.simulation.plan import Plan, plan_of
+from metis.simulation.simulator import Simulation
 from metis.storage.atomic import read_bytes
 
 _UNSAID = "the journal has no more `steps` of this task"

@@ -155,7 +155,7 @@ class Receipt:
 
 
 class Connection(Protocol):
-    """A site's connection to the controller. Raises `UnreachableError` when that cannot be reached."""
+    """A site's connection to the controller. `UnreachableError` when there is none."""
 
     def charter(self) -> FederationInfo: ...
 

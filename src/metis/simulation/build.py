@@ -28,7 +28,6 @@ from metis.federation.build import (
     check,
     known_of,
     learner_groups,
-    plan_of,
     recipe_of,
     trigger_of,
     with_metric,
@@ -41,8 +40,8 @@ from metis.learn.flat import as_module, load_into
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
+from metis.simulation.plan import Plan, plan_of
 from metis.simulation.plugin import absolute, call
-from metis.simulation.simulator import Plan
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,11 +9,11 @@ learners may be computed one by one or all together: see `core.local_run.Learner
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from metis.config import Incident, late_learners
-from metis.core.codec import Codec, Published
+from metis.core.codec import Published
 from metis.core.controller import Controller
 from metis.core.errors import ModelError, RunError
 from metis.core.events import (
@@ -31,9 +31,9 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
-from metis.core.local_run import Learners, LocalRun, Trigger, samples_of_epoch
+from metis.core.local_run import Learners, LocalRun, samples_of_epoch
 from metis.core.triggers import AfterEpochs
-from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, as_vector
+from metis.core.types import LearnerId, Snapshot, Task, Update, as_vector
 from metis.federation.transfers import Transfers, packet_digest
 from metis.journal.file import (
     Journal,
@@ -53,30 +53,8 @@ from metis.simulation.agenda import (
     SimulationState,
     StepsDone,
 )
-from metis.simulation.costs import Costs
 from metis.simulation.judging import Judging
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a simulation is told once and never changes."""
-
-    profiles: Mapping[LearnerId, Profile]
-    costs: Mapping[LearnerId, Costs]
-    triggers: Mapping[LearnerId, Trigger]
-    validation_examples: Mapping[LearnerId, int]
-    batch_size: int
-    last_batch: str  # what becomes of an epoch's last mini-batch that is not full
-    no_single: bool  # whether a mini-batch of one example is made one of two
-    upload: Codec
-    snapshot_bytes: int  # of a model that travels as it is
-    fixed_epochs: int = 1  # of a task that trains on all examples
-    test_every: int = 1
-    max_versions: int | None = None
-    max_seconds: float | None = None
-    lease_seconds: float = 3600.0
-    deadline_seconds: float = 600.0
-    incidents: Sequence[Incident] = ()
+from metis.simulation.plan import Plan
 
 
 class Simulation:
