@@ -48,8 +48,8 @@ from metis.codecs.ternary import NO_MAPS, Body, Ternary, read_body
 from metis.core.codec import Codec
 from metis.core.community import RoundAverage
 from metis.core.types import Layout, LearnerId, Model, Sparse, Update, Vector, dense, frozen
-from metis.learn.flat import layout_of, vector_of
-from metis.zoo import build
+from metis.models import build
+from metis.training.flat import layout_of, vector_of
 
 SPARSITY, KERNELS = 0.01, 0.125
 TARGETS = {"encode": 300.0, "decode": 1000.0}  # MB/s, at least

@@ -39,9 +39,10 @@ from torch.nn import functional as F
 from machine import machine
 from metis.config import Config, load
 from metis.data.dataset import Advice, Dataset
+from metis.models import build
+from metis.models.ops import fused
 from metis.runtime.journal import Record
 from metis.runtime.run import run
-from metis.zoo import build, fused
 
 THREADS = 2  # of the plain loop
 NEVER = 1_000_000_000

@@ -365,8 +365,9 @@ def test_a_group_of_another_name_replaces_the_defaults() -> None:
 def test_names_that_the_config_must_know_without_torch_are_those_of_the_learners() -> None:
     from metis.codecs.packet import NUMBERS
     from metis.config import schema
-    from metis.learn import engines, training
+    from metis.training import step
+    from metis.training.engines import choose
 
-    assert schema.ENGINES == engines.ENGINES
+    assert schema.ENGINES == choose.ENGINES
     assert tuple(NUMBERS) == schema.CODECS
-    assert schema.PRECISIONS == training.PRECISIONS
+    assert schema.PRECISIONS == step.PRECISIONS

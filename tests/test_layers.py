@@ -21,11 +21,11 @@ MAY_KNOW = {
     "core": set[str](),
     "codecs": {"core"},
     "data": {"core"},
-    "zoo": {"core"},
-    "learn": {"core", "data"},
+    "models": {"core"},
+    "training": {"core", "data"},
     "store": {"core"},
     "security": {"core", "store"},
-    "runtime": {"core", "codecs", "data", "zoo", "learn", "store", "config", "paper"},
+    "runtime": {"core", "codecs", "data", "models", "training", "store", "config", "paper"},
     "live": {
         "core",
         "codecs",
@@ -43,7 +43,7 @@ MAY_KNOW = {
         "codecs",
         "config",
         "data",
-        "learn",
+        "training",
         "live",
         "paper",
         "runtime",
@@ -57,12 +57,12 @@ MAY_KNOW = {
         "codecs",
         "config",
         "data",
-        "learn",
+        "training",
         "paper",
         "report",
         "runtime",
         "store",
-        "zoo",
+        "models",
     },
     "paper": set[str](),
     "config": {"core", "paper"},
@@ -76,8 +76,8 @@ MAY_USE = {
     "core": {"numpy"},
     "codecs": {"numpy"},
     "data": {"numpy", "(sklearn)"},
-    "zoo": {"numpy", "torch"},
-    "learn": {"numpy", "torch", "safetensors"},
+    "models": {"numpy", "torch"},
+    "training": {"numpy", "torch", "safetensors"},
     "store": {"numpy", "safetensors"},
     "security": {"cryptography"},
     "runtime": {"numpy", "(torch)"},
@@ -96,11 +96,11 @@ MAY_USE = {
 EXCEPTIONS = {
     ("core/kernels.py", "numba"),  # optional: the fused loop
     ("codecs/packet.py", "isal"),  # optional: a faster checksum
-    ("zoo/batch_norm_cuda.py", "triton"),
-    ("zoo/conv_cuda.py", "triton"),
-    ("zoo/lrn_cuda.py", "triton"),  # read only where there is a GPU
-    ("zoo/patches_cuda.py", "triton"),
-    ("zoo/pool_cuda.py", "triton"),
+    ("models/ops/batch_norm_cuda.py", "triton"),
+    ("models/ops/conv_cuda.py", "triton"),
+    ("models/ops/lrn_cuda.py", "triton"),  # read only where there is a GPU
+    ("models/ops/patches_cuda.py", "triton"),
+    ("models/ops/pool_cuda.py", "triton"),
     ("data/picture.py", "rich"),
     ("data/picture.py", "matplotlib"),
     ("runtime/session.py", "metis.report.summary"),
@@ -205,10 +205,10 @@ def test_each_part_uses_only_the_packages_it_may() -> None:
     assert [f"{i.where}: {i.module}" for i in IMPORTS if breaches_of_others(i)] == []
 
 
-def test_torch_is_imported_by_learn_and_zoo_alone() -> None:
+def test_torch_is_imported_by_training_and_models_alone() -> None:
     users = [i for i in IMPORTS if i.module.partition(".")[0] == "torch"]
     files = {i.name_in_metis for i in users if not i.inside_function}
-    elsewhere = {file for file in files if not file.startswith(("learn/", "zoo/"))}
+    elsewhere = {file for file in files if not file.startswith(("training/", "models/"))}
     assert elsewhere == {"deploy/equip.py", "deploy/first.py"}
 
 

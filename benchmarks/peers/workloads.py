@@ -5,9 +5,9 @@
     python workloads.py check     --workload w1 --data FOLDER --out FILE.json --peer FILE.json
 
 This file runs in a peer's own environment, where Metis is not installed, so the two networks of
-`metis.zoo` are written out again here; their parameters are counted each time one is built. A peer
-is a file `run_NAME.py` beside this one: it takes `arguments()`, trains from `initial_model` with
-the batches of `Shards`, and ends with `report(...)`. `benchmarks/peers.py` does the rest.
+`metis.models` are written out again here; their parameters are counted each time one is built. A
+peer is a file `run_NAME.py` beside this one: it takes `arguments()`, trains from `initial_model`
+with the batches of `Shards`, and ends with `report(...)`. `benchmarks/peers.py` does the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUM_THREADS = 2  # in all: one process with two, or two processes with one each
 
 
 class CifarCnn(nn.Module):
-    """The network of `metis.zoo.cifar_cnn` without its normalisations."""
+    """The network of `metis.models.cifar_cnn` without its normalisations."""
 
     def __init__(self, num_outputs: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class CifarCnn(nn.Module):
 
 
 class FemnistCnn(nn.Module):
-    """The network of `metis.zoo.femnist_cnn`."""
+    """The network of `metis.models.femnist_cnn`."""
 
     def __init__(self, num_outputs: int) -> None:
         super().__init__()

@@ -82,6 +82,6 @@ def simulate(
 
 def load_into(module: nn.Module, path: str) -> None:
     """Put the weights of a `.safetensors` file into your module, by tensor name."""
-    from metis.learn.flat import load_into as load_module
+    from metis.training.flat import load_into as load_module
 
     load_module(module, path)

@@ -18,8 +18,8 @@ from metis.codecs.sizes import (
 )
 from metis.codecs.ternary import BODY
 from metis.core.types import Layout, Tensor
-from metis.learn.flat import layout_of
-from metis.zoo import build
+from metis.models import build
+from metis.training.flat import layout_of
 
 
 @pytest.fixture(scope="module")

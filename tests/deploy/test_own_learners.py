@@ -17,13 +17,13 @@ from metis.core.types import Layout, LearnerId, Snapshot, Tensor
 from metis.deploy.equip import Learner, equip_own
 from metis.deploy.found import found
 from metis.deploy.memory_file import MemoryFile
-from metis.learn.flat import layout_of, vector_of
-from metis.learn.threads import num_threads
 from metis.live.direct import DirectLine
 from metis.live.line import Delivery
 from metis.live.site import Memory, Site
 from metis.runtime.replay import replay
 from metis.store.weights import save_first
+from metis.training.flat import layout_of, vector_of
+from metis.training.threads import num_threads
 
 
 def own(seed: int, group: str = "site") -> Learner:

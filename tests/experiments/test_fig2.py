@@ -11,8 +11,8 @@ from metis.core.errors import RunError
 from metis.experiments import fig2
 from metis.experiments.cells import Setting
 from metis.experiments.study import Choice
-from metis.learn.flat import layout_of
-from metis.zoo import build
+from metis.models import build
+from metis.training.flat import layout_of
 
 
 @pytest.mark.parametrize(

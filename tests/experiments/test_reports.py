@@ -32,8 +32,8 @@ from metis.experiments.outcome import Outcome
 from metis.experiments.sstc_kernels import SHARES, gains, in_words, look, measures
 from metis.experiments.study import Choice
 from metis.experiments.words import beside, markdown_table, score, write_page
-from metis.learn.flat import layout_of
-from metis.zoo import build
+from metis.models import build
+from metis.training.flat import layout_of
 from tests.experiments.made_up import outcome, put
 
 

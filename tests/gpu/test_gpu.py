@@ -3,7 +3,7 @@ r"""What only a GPU can show; skipped where there is none.
 On a machine without our test tools:
 
     PYTHONPATH=src python -m pytest -c /dev/null --rootdir . --noconftest \
-        tests/gpu tests/zoo/test_fused_kernels.py
+        tests/gpu tests/models/test_fused_kernels.py
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch
 from metis.config import Config, load
 from metis.core.errors import Interrupted
 from metis.data.dataset import Advice, Dataset
-from metis.learn import workbench
+from metis.models.cifar_cnn import CifarCnn
 from metis.runtime.journal import Record
 from metis.runtime.run import resume, run
 from metis.runtime.session import Result
 from metis.runtime.together import Plan, run_together
-from metis.zoo.cifar_cnn import CifarCnn
+from metis.training import workbench
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -152,7 +152,7 @@ def test_two_runs_write_the_same_bytes(model: str, precision: str) -> None:
 def test_the_cifar_network_is_computed_by_kernels_of_its_own() -> None:
     """Without them all results would be as good, and late."""
     pytest.importorskip("triton")
-    names = [f"metis.zoo.{name}_cuda" for name in ("lrn", "patches", "pool")]
+    names = [f"metis.models.ops.{name}_cuda" for name in ("lrn", "patches", "pool")]
     for name in names:
         sys.modules.pop(name, None)
 

@@ -20,7 +20,6 @@ from metis.config import Config, dump, load
 from metis.core.types import LearnerId
 from metis.deploy.equip import equip
 from metis.deploy.found import found
-from metis.learn.threads import num_threads
 from metis.live.agree import agreed, digest_of
 from metis.live.direct import DirectLine
 from metis.live.line import Delivery, Receipt
@@ -30,6 +29,7 @@ from metis.runtime.journal import Record
 from metis.runtime.replay import replay
 from metis.runtime.run import run
 from metis.store.packets import Piece
+from metis.training.threads import num_threads
 from metis.transport.dial import RpcLine
 from metis.transport.rpc import Opening, serve
 from tests.live.rig import (

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from metis.core.types import LearnerId
-from metis.learn.threads import num_threads
 from metis.live.direct import DirectLine
 from metis.live.line import EvaluateOrder, Farewell, Item, Refusal, TrainOrder
 from metis.runtime.journal import Record
+from metis.training.threads import num_threads
 from tests.live.toy import (
     LOOK_SECONDS,
     STEPS,

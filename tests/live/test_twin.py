@@ -16,7 +16,6 @@ from metis.config import Config, load
 from metis.core.events import Arrived, Command, Event
 from metis.core.types import LearnerId, Snapshot, Task, Update, Vector, dense
 from metis.deploy.equip import equip
-from metis.learn.threads import num_threads
 from metis.live.agree import agreed, digest_of
 from metis.live.desk import Terms
 from metis.live.direct import DirectLine
@@ -30,6 +29,7 @@ from metis.runtime.compose import controller_of
 from metis.runtime.journal import Journal, Record
 from metis.runtime.run import run
 from metis.store.packets import InMemory
+from metis.training.threads import num_threads
 from metis.transport.dial import RpcLine
 from metis.transport.rpc import Opening, serve
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from metis.config import Config, load
 from metis.core.errors import ConfigError
 from metis.data.dataset import Advice, Dataset
-from metis.learn.flat import vector_of
-from metis.learn.prepare import preparation_named
-from metis.learn.stack import Stack, Stacked
-from metis.learn.workbench import Workbench
+from metis.models import build
 from metis.runtime.journal import Record
 from metis.runtime.run import run
 from metis.runtime.session import Result
-from metis.zoo import build
+from metis.training.engines.stack import Stack, Stacked
+from metis.training.flat import vector_of
+from metis.training.prepare import preparation_named
+from metis.training.workbench import Workbench
 
 MODELS: dict[str, tuple[tuple[int, ...], int, str, dict[str, Any]]] = {
     "cifar_cnn": ((3, 32, 32), 3, "cifar10", {}),

@@ -11,7 +11,6 @@ import pytest
 from metis.config import Config, load
 from metis.core.errors import ConfigError, RunError
 from metis.core.types import LearnerId, frozen
-from metis.learn.threads import num_threads
 from metis.runtime.assemble import assemble
 from metis.runtime.checkpoint import cache_of, place_latest
 from metis.runtime.journal import read_journal
@@ -19,6 +18,7 @@ from metis.runtime.replay import replay
 from metis.runtime.run import resume, run
 from metis.runtime.session import Session
 from metis.store.latest import LatestOnDisk
+from metis.training.threads import num_threads
 
 
 def config(where: str, **values: Any) -> Config:

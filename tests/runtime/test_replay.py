@@ -21,7 +21,6 @@ from metis.config import Config, load
 from metis.core.errors import JournalError
 from metis.core.types import LearnerId
 from metis.deploy.found import found as founded
-from metis.learn.flat import layout_of
 from metis.live.direct import DirectLine
 from metis.live.host import conclude
 from metis.runtime.journal import Record, read_journal
@@ -29,6 +28,7 @@ from metis.runtime.records import ENVELOPE, FIELDS, KINDS, is_derived, misfits
 from metis.runtime.replay import Replayed, replay
 from metis.runtime.run import run
 from metis.store.weights import read_safetensors, save_safetensors
+from metis.training.flat import layout_of
 from tests.live.rig import LAYOUT, attend, make_impatient, toy_config, toy_site, write_first
 
 PACKED = {"upload": {"codec": "stc", "sparsity": 0.4, "error_feedback": True}}

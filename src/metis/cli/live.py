@@ -168,9 +168,9 @@ def learner(
 ) -> None:
     """Attend a federation: dial its controller, train and judge as it asks, come back if cut."""
     from metis.deploy.learner import Call, Work, credentials_for, leave_for_good, run_learner
-    from metis.learn.threads import num_threads
     from metis.runtime.signals import stop_requests
     from metis.store.claim import claimed
+    from metis.training.threads import num_threads
 
     if (app is None) == (config is None):
         raise ConfigError("a learner needs --app or --config, one of them")

@@ -24,7 +24,7 @@ class Advice:
     batch_size: int = 32
     weight_decay: float = 0.0
     weight_decay_on: tuple[str, ...] = ()  # parameter-name patterns; empty: all weights
-    augment: str = "none"  # how inputs are prepared for training: see learn/prepare.py
+    augment: str = "none"  # how inputs are prepared for training: see training/prepare.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from metis.config import Config, Group, Partition
 from metis.core.errors import ConfigError, unknown
 from metis.core.types import LearnerId
 from metis.data.dataset import Dataset
-from metis.learn.cohort import Cohort
-from metis.learn.flat import as_module
-from metis.learn.loop import Loop
 from metis.live.agree import agreed, digest_of
 from metis.live.mirror import Mirror
 from metis.live.site import Equipment, Pulse
 from metis.runtime.assemble import Parts, lay_out
 from metis.runtime.compose import recipe_of
+from metis.training.cohort import Cohort
+from metis.training.engines.loop import Loop
+from metis.training.flat import as_module
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from metis.config import Config
 from metis.core.errors import ConfigError, ModelError
 from metis.core.types import Layout, Vector
 from metis.deploy.equip import Learner
-from metis.learn.flat import layout_of, load_into, vector_of
 from metis.runtime.assemble import lay_out
 from metis.runtime.plugin import call
+from metis.training.flat import layout_of, load_into, vector_of
 
 
 def first_model(config: Config, app: str | None = None) -> tuple[Vector, Layout, int]:

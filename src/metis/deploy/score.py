@@ -8,8 +8,8 @@ from typing import Any
 from metis.config import Config, Group
 from metis.deploy.equip import on_its_own
 from metis.deploy.first import own_learner
-from metis.learn.flat import load_into
 from metis.runtime.assemble import lay_out
+from metis.training.flat import load_into
 
 
 def test_score(model: Path, config: Config, app: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metis import paper, zoo
+from metis import models, paper
 from metis.config import PASSED, Config, Group
 from metis.core.community import Mixing
 from metis.core.controller import Controller
@@ -23,12 +23,6 @@ from metis.data.partition import Partition, deal, partition
 from metis.data.picture import holdings
 from metis.data.sources import load
 from metis.data.split import holdout
-from metis.learn.engines import Shared, choose, start
-from metis.learn.epochs import Share
-from metis.learn.flat import as_module, load_into
-from metis.learn.prepare import preparation_named
-from metis.learn.training import Training
-from metis.learn.workbench import Workbench
 from metis.runtime.compose import (
     check,
     controller_of,
@@ -43,6 +37,12 @@ from metis.runtime.journal import Record
 from metis.runtime.plugin import absolute, call
 from metis.runtime.records import LearnerRow, RunRecord, as_fields
 from metis.runtime.simulate import Plan
+from metis.training.engines.choose import Shared, choose, start
+from metis.training.epochs import Share
+from metis.training.flat import as_module, load_into
+from metis.training.prepare import preparation_named
+from metis.training.step import Training
+from metis.training.workbench import Workbench
 
 if TYPE_CHECKING:
     from torch import nn
@@ -400,4 +400,4 @@ def _module(config: Config, dataset: Dataset) -> nn.Module:
         return as_module(call(name, "model.name"), f"what {name} returns")
     shape = preparation_named(dataset.advice.augment).output_shape(dataset.input_shape)
     options = config.model.options
-    return zoo.build(name, shape, dataset.num_classes or 1, seed=config.seed, **options)
+    return models.build(name, shape, dataset.num_classes or 1, seed=config.seed, **options)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from metis.config import Config, dump, load
 from metis.core.errors import ConfigError, RunError
 from metis.data.dataset import Dataset
-from metis.learn.engines import Shared
-from metis.learn.threads import num_threads
 from metis.runtime.assemble import Federation, assemble
 from metis.runtime.files import CONFIG, INITIAL, JOURNAL, SUMMARY, UPDATES
 from metis.runtime.journal import Listener, read_journal
@@ -19,6 +17,8 @@ from metis.runtime.session import Result, Session
 from metis.runtime.signals import stop_requests
 from metis.store.atomic import partial, put_in_place
 from metis.store.weights import save_safetensors
+from metis.training.engines.choose import Shared
+from metis.training.threads import num_threads
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,6 @@ from metis.config import Config
 from metis.core.errors import Interrupted, RunError
 from metis.core.local_run import Learners
 from metis.core.types import Layout, Snapshot, Vector
-from metis.learn.flat import load_into
 from metis.report.summary import Tally
 from metis.runtime.assemble import Federation
 from metis.runtime.checkpoint import CLASSES, drop_latest, place_latest, save
@@ -25,6 +24,7 @@ from metis.store.atomic import partial, put_in_place, write_bytes
 from metis.store.claim import claimed
 from metis.store.pack import read_packed, write_packed
 from metis.store.weights import save_safetensors
+from metis.training.flat import load_into
 
 if TYPE_CHECKING:
     from torch import nn

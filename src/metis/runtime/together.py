@@ -15,14 +15,14 @@ from typing import Any
 
 from metis.config import Config
 from metis.core.errors import Interrupted
-from metis.learn.cohort import Cohort, Job
-from metis.learn.engines import Shared
-from metis.learn.threads import num_threads
 from metis.runtime.assemble import dataset_of
 from metis.runtime.journal import Listener
 from metis.runtime.run import Opened, open_run
 from metis.runtime.session import Session
 from metis.runtime.signals import stop_requests
+from metis.training.cohort import Cohort, Job
+from metis.training.engines.choose import Shared
+from metis.training.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from metis.config import Config
-from metis.learn.threads import num_threads
 from metis.runtime.assemble import assemble, dataset_of
 from metis.runtime.journal import Record
 from metis.runtime.session import Session
+from metis.training.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)
