@@ -28,7 +28,7 @@ from machine import machine
 from metis.codecs.dense import Dense
 from metis.core.community import CachedAverage, Community, RoundAverage
 from metis.core.controller import Controller
-from metis.core.local_run import TestResult
+from metis.core.learners import TestResult
 from metis.core.pacing import Async, Pacing, Sync
 from metis.core.triggers import AfterEpochs
 from metis.core.types import (
@@ -84,18 +84,14 @@ CASES = (
 class Idle:
     """Learners that do nothing, and judges that always count the same."""
 
-    def __init__(self, profiles: Sequence[Profile]) -> None:
-        self._profiles = profiles
+    def __init__(self) -> None:
         self._weights = frozen(np.ones(4))
         self._counts = ClassCounts(np.array([[3, 1], [1, 5]]))
-
-    def profiles(self) -> Sequence[Profile]:
-        return self._profiles
 
     def begin(self, task: Task, with_loss: bool) -> None:
         pass
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         pass
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
@@ -110,26 +106,17 @@ class Idle:
     def abandon(self, learner: LearnerId) -> None:
         pass
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
-
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         return [0] * len(judges)
 
-    def answer(self, question: int) -> Counts | None:
+    def take_counts(self, request: int) -> Counts | None:
         return self._counts
+
+    def forget(self, judge: LearnerId) -> None:
+        pass
 
     def test(self, weights: Vector) -> TestResult:
         return TestResult(score=0.5, loss=1.0)
-
-    def state(self) -> object:
-        return None
-
-    def restore(self, state: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def main() -> None:
@@ -202,7 +189,8 @@ def simulation_of(case: Case, num_learners: int, journal: Journal) -> Simulation
     community, weighting, pacing = case.parts()
     start = Snapshot(0, frozen(np.zeros(4)))
     controller = Controller(community, weighting, pacing, start, min_learners=num_learners)
-    simulation = Simulation(plan, controller, Idle(list(profiles.values())), journal)
+    idle = Idle()
+    simulation = Simulation(plan, controller, idle, idle, journal)
     simulation.start()
     return simulation
 

@@ -29,7 +29,7 @@ import numpy as np
 from machine import machine
 from metis.codecs.dense import Dense
 from metis.config import Config, dump, load
-from metis.core.local_run import TestResult
+from metis.core.learners import TestResult
 from metis.core.triggers import AfterEpochs
 from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Task, Tensor, Vector
 from metis.core.types import frozen as frozen_vector
@@ -46,20 +46,16 @@ PROCESSES = 4
 
 
 class Still:
-    """A learner that learns nothing: `Learners` of one, for whom no time passes."""
+    """A learner that learns nothing: it is trained and scored in no time."""
 
-    def __init__(self, profile: Profile) -> None:
-        self._profile = profile
+    def __init__(self) -> None:
         self._weights: Vector | None = None
         self._counts = ClassCounts(np.eye(NUM_CLASSES, dtype=np.int64))
-
-    def profiles(self) -> list[Profile]:
-        return [self._profile]
 
     def begin(self, task: Task, with_loss: bool) -> None:
         self._weights = task.start.weights
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         pass
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
@@ -75,14 +71,14 @@ class Still:
     def abandon(self, learner: LearnerId) -> None:
         self._weights = None
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
-
-    def ask(self, weights: Vector, judges: Any) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Any) -> list[int]:
         return [0 for _ in judges]
 
-    def answer(self, question: int) -> Counts | None:
+    def take_counts(self, request: int) -> Counts | None:
         return self._counts
+
+    def forget(self, judge: LearnerId) -> None:
+        pass
 
     def test(self, weights: Vector) -> TestResult:
         return TestResult(0.0, 0.0)
@@ -91,9 +87,6 @@ class Still:
         return None
 
     def restore(self, state: object) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
@@ -106,13 +99,16 @@ def attend(address: str, names: list[str], config: Config, layout: Layout) -> No
     sites = []
     for name in names:
         profile = Profile(LearnerId(name), 100, 10, "fast")
+        still = Still()
         equipment = Equipment(
             name=profile.learner,
             profile=profile,
             config=digest_of(agreed(config)),
             trigger=AfterEpochs(1),
-            trainer=Still(profile),
-            judge=Still(profile),
+            trainer=still,
+            own_judge=still,
+            judge=still,
+            durable=still,
             upload=Dense(layout),
             is_judged=recipe_of(config).weighting.judged_by != "nobody",
         )

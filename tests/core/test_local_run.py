@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from metis.core.local_run import LocalRun, Progress
-from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
+from metis.core.local_run import LocalRun
+from metis.core.triggers import AfterEpochs, AnyOf, Progress, ValidationCycle, WhenStale
 from metis.core.types import LearnerId, Snapshot, Task
 from tests.core.federation import vector
 

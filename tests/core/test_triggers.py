@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metis.core.errors import ConfigError
-from metis.core.local_run import Progress, Trigger
-from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
+from metis.core.triggers import AfterEpochs, AnyOf, Progress, Trigger, ValidationCycle, WhenStale
 
 
 def after(

@@ -24,7 +24,7 @@ import pytest
 from metis.codecs.choose import codec_of
 from metis.codecs.dense import Dense
 from metis.config import Config, dump, load
-from metis.core.local_run import TestResult
+from metis.core.learners import TestResult
 from metis.core.triggers import AfterEpochs
 from metis.core.types import (
     ClassCounts,
@@ -112,7 +112,7 @@ class Toy:
         self._weights = np.array(task.start.weights)
         self._velocity = self._kept.copy()
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         pass
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
@@ -137,18 +137,18 @@ class Toy:
     def abandon(self, learner: LearnerId) -> None:
         self._task = None
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
-
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         number = len(self._asked)
         self._asked[number] = weights
         return [number]
 
-    def answer(self, question: int) -> ClassCounts:
-        model = hashlib.sha256(self._asked[question].tobytes()).digest()
+    def take_counts(self, request: int) -> ClassCounts:
+        model = hashlib.sha256(self._asked[request].tobytes()).digest()
         chance = np.random.default_rng([self._key, *np.frombuffer(model, np.uint32)])
         return ClassCounts(chance.integers(0, 9, size=(NUM_CLASSES, NUM_CLASSES)))
+
+    def forget(self, judge: LearnerId) -> None:
+        pass
 
     def test(self, weights: Vector) -> TestResult:
         return TestResult(0.0, 0.0)
@@ -159,9 +159,6 @@ class Toy:
     def restore(self, state: object) -> None:
         assert isinstance(state, dict)
         self._kept = state["velocity"]
-
-    def close(self) -> None:
-        pass
 
 
 def toy_site(
@@ -182,6 +179,8 @@ def toy_site(
         config=digest_of(agreed(config)),
         trigger=AfterEpochs(config.train.epochs),
         trainer=trainer,
+        own_judge=trainer,
+        durable=trainer,
         judge=Toy(name),
         upload=codec_of(config.upload, LAYOUT),
         is_judged=recipe_of(config).weighting.judged_by != "nobody",

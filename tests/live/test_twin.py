@@ -236,7 +236,7 @@ def test_under_the_order_in_which_they_arrived_live_the_simulators_learners_send
         for task, update in arrived:
             me, base = task.learner, task.start.weights
             learners.begin(task, with_loss=False)
-            learners.expect(me, update.num_steps)
+            learners.announce(me, update.num_steps)
             learners.advance(me, update.num_steps)
             packet, left_out[me] = codec.encode(learners.finish(me), base, left_out.get(me))
             assert dense(codec.decode(packet, base)).tobytes() == dense(update.weights).tobytes()
@@ -259,7 +259,7 @@ def test_a_site_that_is_started_again_goes_on_with_the_momentum_it_had() -> None
     again, mirror = equip(parts, learner, digest_of(agreed(parts.config)))
     Site(again, DirectLine(service, learner), mirror, memory)
 
-    state: Any = again.trainer.state()
+    state: Any = again.durable.state()
     before: Any = memory.learner_state
     assert list(state["kept"]) == [learner]
     assert repr(state["kept"]) == repr(before["kept"])

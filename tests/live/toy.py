@@ -24,7 +24,7 @@ import pytest
 from metis.codecs.dense import Dense
 from metis.config import load
 from metis.core.errors import LineError
-from metis.core.local_run import TestResult
+from metis.core.learners import TestResult
 from metis.core.triggers import AfterEpochs
 from metis.core.types import (
     ClassCounts,
@@ -113,7 +113,7 @@ class Toy:
         self._task, self._num_steps = task, 0
         self.ordinals.append(task.ordinal)
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         pass
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
@@ -139,18 +139,18 @@ class Toy:
     def abandon(self, learner: LearnerId) -> None:
         self._task = None
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
-
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         self._asked = weights
         return [1]
 
-    def answer(self, question: int) -> Counts | None:
+    def take_counts(self, request: int) -> Counts | None:
         assert self._asked is not None
         self._on_answer()
         right = zlib.crc32(self._asked.tobytes()) % 50 + 25
         return ClassCounts(np.array([[right, 100 - right], [3, 4]], dtype=np.int64))
+
+    def forget(self, judge: LearnerId) -> None:
+        pass
 
     def test(self, weights: Vector) -> TestResult:
         return TestResult(0.0, 0.0)
@@ -159,9 +159,6 @@ class Toy:
         return None
 
     def restore(self, state: object) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
@@ -173,6 +170,8 @@ def equipment_of(toy: Toy, layout: Layout, judge: Toy | None = None) -> Equipmen
         config=CONFIG,
         trigger=AfterEpochs(1),
         trainer=toy,
+        own_judge=toy,
+        durable=toy,
         judge=judge or Toy(toy.name),
         upload=Dense(layout),
         is_judged=True,

@@ -274,10 +274,10 @@ def test_an_update_that_is_not_finite_fails_its_task_and_the_run_goes_on(tmp_pat
 
     def broken(self: Simulation, run: Any) -> None:
         if run.task.number == 2:
-            trained = self.learners.finish
-            self.learners.finish = lambda learner: frozen(trained(learner) * np.nan)  # type: ignore[method-assign]
+            trained = self.trainer.finish
+            self.trainer.finish = lambda learner: frozen(trained(learner) * np.nan)  # type: ignore[method-assign]
             finish(self, run)
-            self.learners.finish = trained  # type: ignore[method-assign]
+            self.trainer.finish = trained  # type: ignore[method-assign]
         else:
             finish(self, run)
 

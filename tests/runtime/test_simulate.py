@@ -13,7 +13,7 @@ from metis.config import Incident
 from metis.core.community import CachedAverage, Community, RoundAverage
 from metis.core.controller import Controller
 from metis.core.errors import RunError
-from metis.core.local_run import TestResult
+from metis.core.learners import TestResult
 from metis.core.pacing import Async, Pacing, Sync
 from metis.core.server_step import FedAvgM, Stepped
 from metis.core.triggers import AfterEpochs
@@ -46,23 +46,19 @@ class Counting:
     a model is taken when all that was announced is done, and a question is answered once.
     """
 
-    def __init__(self, profiles: Sequence[Profile], broken: frozenset[str] = frozenset()) -> None:
-        self._profiles = profiles
+    def __init__(self, broken: frozenset[str] = frozenset()) -> None:
         self._broken = broken
         self._steps: dict[LearnerId, int] = {}
         self._expected: dict[LearnerId, int] = {}
         self._with_loss: dict[LearnerId, bool] = {}
         self._judges: list[LearnerId | None] = []  # by question; None once it is answered
 
-    def profiles(self) -> Sequence[Profile]:
-        return self._profiles
-
     def begin(self, task: Task, with_loss: bool) -> None:
         assert task.learner not in self._steps
         self._steps[task.learner] = self._expected[task.learner] = 0
         self._with_loss[task.learner] = with_loss
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         self._expected[learner] = max(self._expected[learner], num_steps)
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
@@ -83,40 +79,21 @@ class Counting:
     def abandon(self, learner: LearnerId) -> None:
         self._steps.pop(learner, None)
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
-        self._judges = [None if judge == learner else judge for judge in self._judges]
-
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         first = len(self._judges)
         self._judges += judges
         return list(range(first, len(self._judges)))
 
-    def answer(self, question: int) -> Counts | None:
-        assert self._judges[question] is not None
-        self._judges[question] = None
+    def take_counts(self, request: int) -> Counts | None:
+        assert self._judges[request] is not None
+        self._judges[request] = None
         return ClassCounts(np.array([[3, 1], [1, 5]]))
+
+    def forget(self, judge: LearnerId) -> None:
+        self._judges = [None if asked == judge else asked for asked in self._judges]
 
     def test(self, weights: Vector) -> TestResult:
         return TestResult(score=float(weights[0]), loss=0.0)
-
-    def state(self) -> object:
-        return {
-            "steps": dict(self._steps),
-            "expected": dict(self._expected),
-            "with_loss": dict(self._with_loss),
-            "judges": list(self._judges),
-        }
-
-    def restore(self, state: object) -> None:
-        assert isinstance(state, dict)
-        self._steps = dict(state["steps"])
-        self._expected = dict(state["expected"])
-        self._with_loss = dict(state["with_loss"])
-        self._judges = list(state["judges"])
-
-    def close(self) -> None:
-        pass
 
 
 def federation(
@@ -159,8 +136,8 @@ def federation(
     )
     records: list[Record] = []
     journal = Journal(None, (records.append,))
-    learners = Counting(list(profiles.values()), broken)
-    simulation = Simulation(Plan(**settings), controller, learners, journal)
+    learners = Counting(broken)
+    simulation = Simulation(Plan(**settings), controller, learners, learners, journal)
     simulation.start()
     return simulation, records
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metis.core.local_run import Learners
 from metis.core.types import LearnerId, Snapshot, Task, Vector
 from metis.data.dataset import Dataset
 from metis.models import build
 from metis.training.cohort import Cohort
+from metis.training.engines.choose import Learners
 from metis.training.engines.loop import Loop
 from metis.training.engines.processes import Processes, can_fork
 from metis.training.epochs import Share
@@ -195,7 +195,7 @@ def go_on(
     told = []
     for count in counts:
         done += count
-        learners.expect(learner, done)
+        learners.announce(learner, done)
         told.append(learners.advance(learner, count))
     return told
 

@@ -15,11 +15,12 @@ from sklearn.metrics import confusion_matrix, r2_score
 from torch import Tensor, nn
 
 from metis.core.errors import ConfigError, DataError, ModelError
-from metis.core.local_run import Learners
+from metis.core.learners import Durable, Judge, Trainer
 from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Vector, frozen
 from metis.data.dataset import Dataset
 from metis.models import build
 from metis.store.pack import read_packed, write_packed
+from metis.training.engines.choose import Learners
 from metis.training.epochs import Share
 from metis.training.flat import load_into, vector_of
 from metis.training.prepare import preparation_named
@@ -51,7 +52,7 @@ from tests.training.federation import (
 
 
 def answers(learners: Learners, weights: Vector, judges: list[LearnerId]) -> list[Counts | None]:
-    return [learners.answer(question) for question in learners.ask(weights, judges)]
+    return [learners.take_counts(question) for question in learners.request_counts(weights, judges)]
 
 
 def plain(counts: Counts | None) -> Any:
@@ -65,10 +66,17 @@ def packed(state: object, path: Path) -> object:
     return read_packed(path / "state", (ClassCounts, ErrorSums))
 
 
-def test_they_keep_the_contract_and_say_who_there_is(federation: Federate) -> None:
-    learners: Learners = federation()[0]
+def test_they_keep_the_contracts(federation: Federate) -> None:
+    learners = federation()[0]
 
-    a, b = learners.profiles()
+    _trainer: Trainer = learners
+    _judge: Judge = learners
+    _durable: Durable = learners
+
+
+def test_a_profile_says_what_a_learner_holds_and_how_long_its_epoch_is() -> None:
+    a, b = bench_of()[0].profiles()
+
     assert (a.learner, a.num_examples, a.steps_per_epoch, a.group) == (A, 41, 5, "fast")
     assert (b.learner, b.num_examples, b.steps_per_epoch, b.group) == (B, 39, 4, "slow")
 
@@ -176,15 +184,15 @@ def test_the_order_of_learners_changes_no_byte(
     other, _ = federation(make)
     for learner in (B, A):
         other.begin(task(learner, start), with_loss=False)
-        other.expect(learner, 8)
+        other.announce(learner, 8)
     other.test(start)
-    questions = other.ask(start, [A, B])
+    questions = other.request_counts(start, [A, B])
     for num_steps in (5, 3):
         for learner in (B, A):
             other.advance(learner, num_steps)
             answers(other, start, [A, B])
     for question in reversed(questions):
-        other.answer(question)
+        other.take_counts(question)
 
     for learner in (A, B):
         assert one.finish(learner).tobytes() == other.finish(learner).tobytes()
@@ -204,9 +212,9 @@ def test_three_steps_and_seven_are_ten(
     assert learners.finish(A).tobytes() == wanted
 
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 10)
+    learners.announce(A, 10)
     learners.advance(A, 3)
-    learners.expect(A, 10)
+    learners.announce(A, 10)
     learners.advance(A, 7)
     assert learners.finish(A).tobytes() == wanted
 
@@ -262,9 +270,10 @@ def test_a_judges_counts_do_not_depend_on_who_else_is_asked(federation: Federate
     )
     together = answers(learners, start, [A, B])
     alone = [*answers(learners, start, [A]), *answers(learners, start, [B])]
-    first, second = learners.ask(start, [A, B])
-    learners.depart(A)
-    left = learners.answer(second)
+    first, second = learners.request_counts(start, [A, B])
+    learners.abandon(A)
+    learners.forget(A)
+    left = learners.take_counts(second)
 
     assert together == alone
     assert left == alone[1]
@@ -311,7 +320,7 @@ def test_steps_that_were_expected_and_not_fetched_are_fetched_after_a_crash(
     }
     for learner in (A, B):
         learners.begin(task(learner, start), with_loss=False)
-        learners.expect(learner, 13)
+        learners.announce(learner, 13)
     learners.advance(A, 5)
     # Before any of it need have been computed, and after all of it has.
     early = packed(learners.state(), tmp_path)
@@ -342,8 +351,8 @@ def test_losses_not_told_before_a_crash_are_told_after_it(
     for learner in (A, B):
         learners.begin(task(learner, start), with_loss=True)
     wanted_b = go_on(learners, B, 4)
-    learners.expect(A, 5)
-    learners.expect(B, 8)
+    learners.announce(A, 5)
+    learners.announce(B, 8)
     state = packed(learners.state(), tmp_path)
     wanted_a = [learners.advance(A, 5), *go_on(learners, A, 5, done=5)]
     wanted_b.append(learners.advance(B, 4))
@@ -365,20 +374,23 @@ def test_questions_that_were_not_answered_are_answered_after_a_crash(
     shares = {**SHARES, LearnerId("c"): Share(np.arange(3), np.array([], dtype=np.int64))}
     learners, start = begun(shares=shares)
     other = frozen(start[::-1])
-    questions = [*learners.ask(start, [A, B, LearnerId("c")]), *learners.ask(other, [B, A])]
+    questions = [
+        *learners.request_counts(start, [A, B, LearnerId("c")]),
+        *learners.request_counts(other, [B, A]),
+    ]
     answered, *waiting = questions
-    learners.answer(answered)
+    learners.take_counts(answered)
     state = packed(learners.state(), tmp_path)
-    wanted = [plain(learners.answer(question)) for question in waiting]
+    wanted = [plain(learners.take_counts(question)) for question in waiting]
 
     again, _ = gone_on(shares=shares)
     again.restore(state)
-    more = again.ask(other, [A])
+    more = again.request_counts(other, [A])
 
-    assert [plain(again.answer(question)) for question in reversed(waiting)] == wanted[::-1]
+    assert [plain(again.take_counts(question)) for question in reversed(waiting)] == wanted[::-1]
     assert wanted[1] is None
     assert not set(more) & set(questions)
-    assert plain(again.answer(more[0])) == wanted[-1]
+    assert plain(again.take_counts(more[0])) == wanted[-1]
 
 
 def test_what_was_kept_for_the_next_task_outlives_a_crash(
@@ -419,25 +431,25 @@ def test_a_state_is_not_changed_by_what_comes_after(
 def test_a_learner_whose_task_is_abandoned_still_answers_as_a_judge(federation: Federate) -> None:
     learners, start = federation()
     learners.begin(task(A, start), with_loss=False)
-    (question,) = learners.ask(start, [A])
+    (question,) = learners.request_counts(start, [A])
     wanted = plain(answers(learners, start, [A])[0])
 
     learners.abandon(A)
 
-    assert plain(learners.answer(question)) == wanted
+    assert plain(learners.take_counts(question)) == wanted
 
 
 def test_a_state_is_not_changed_by_what_is_answered_after(federation: Federate) -> None:
     learners, start = federation()
-    first, second = learners.ask(start, [A, B])
+    first, second = learners.request_counts(start, [A, B])
     state = learners.state()
-    wanted = plain(learners.answer(first))
-    learners.depart(B)
+    wanted = plain(learners.take_counts(first))
+    learners.forget(B)
 
     again, _ = federation()
     again.restore(state)
-    assert plain(again.answer(first)) == wanted
-    assert again.answer(second) is not None
+    assert plain(again.take_counts(first)) == wanted
+    assert again.take_counts(second) is not None
 
 
 # --- chance
@@ -638,17 +650,17 @@ def test_a_task_abandoned_in_the_middle_leaves_no_trace(
     wanted = [trained(undisturbed, start, version) for version in (0, 1)]
     learners, _ = federation(make)
     learners.begin(task(B, start), with_loss=False)
-    learners.expect(B, 8)
+    learners.announce(B, 8)
     for told in (0, 3, 5, 10):
         learners.begin(task(A, start), with_loss=False)
-        learners.expect(A, 15)
+        learners.announce(A, 15)
         if told:
             learners.advance(A, told)
         learners.abandon(A)
         assert trained(learners, start, version=1) == wanted[1]
     # A learner that is restarted is given the same task again.
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 15)
+    learners.announce(A, 15)
     learners.advance(A, 10)
     learners.abandon(A)
     assert trained(learners, start) == wanted[0]
@@ -662,8 +674,8 @@ def test_tasks_can_be_abandoned_for_ever(federation: Federate) -> None:
     wanted = trained(learners, start)
     for _ in range(30):
         learners.begin(task(A, start), with_loss=False)
-        learners.expect(A, 10)
-        learners.ask(start, [A])
+        learners.announce(A, 10)
+        learners.request_counts(start, [A])
         learners.abandon(A)
 
     assert trained(learners, start) == wanted
@@ -725,8 +737,10 @@ def test_a_task_that_says_so_is_trained_on_what_was_held_out_too(
     make: Callable[[], nn.Module], federation: Federate
 ) -> None:
     learners, start = federation(make)
-    plain, _ = federation(make, shares={name: whole(share) for name, share in SHARES.items()})
-    (a, _), (full, _) = learners.profiles(), plain.profiles()
+    shares = {name: whole(share) for name, share in SHARES.items()}
+    plain, _ = federation(make, shares=shares)
+    a, _ = bench_of(make)[0].profiles()
+    full, _ = bench_of(make, shares=shares)[0].profiles()
     assert (a.examples(True), a.epoch_steps(True)) == (full.num_examples, full.steps_per_epoch)
     ends = []
     for one, all_examples in ((learners, True), (plain, False)):
@@ -816,10 +830,10 @@ def test_many_models_can_wait_for_their_judges(federation: Federate) -> None:
     learners, start = federation()
     models = [frozen(start * factor) for factor in np.linspace(-2, 2, 30)]
     wanted = [[plain(counts) for counts in answers(learners, model, [A, B])] for model in models]
-    questions = [learners.ask(model, [A, B]) for model in models]
+    questions = [learners.request_counts(model, [A, B]) for model in models]
 
     for asked, counts in reversed(list(zip(questions, wanted, strict=True))):
-        assert [plain(learners.answer(question)) for question in asked] == counts
+        assert [plain(learners.take_counts(question)) for question in asked] == counts
     assert wanted[0] != wanted[-1]
 
 
@@ -827,12 +841,12 @@ def test_a_judge_that_goes_takes_its_own_answers_along_and_no_others(federation:
     learners, start = federation()
     wanted = [plain(counts) for counts in answers(learners, start, [A, B])]
     for first in (A, B):
-        question_a, question_b = learners.ask(start, [A, B])
+        question_a, question_b = learners.request_counts(start, [A, B])
         learners.abandon(first)
         if first == A:
-            assert plain(learners.answer(question_b)) == wanted[1]
+            assert plain(learners.take_counts(question_b)) == wanted[1]
         else:
-            assert plain(learners.answer(question_a)) == wanted[0]
+            assert plain(learners.take_counts(question_a)) == wanted[0]
 
     assert [plain(counts) for counts in answers(learners, start, [A, B])] == wanted
 
@@ -891,10 +905,10 @@ def test_the_call_that_covers_a_failing_step_fails_and_none_before(
         learners.begin(task(A, start), with_loss=False)
         told = 0
         if at_once:
-            learners.expect(A, 15)
+            learners.announce(A, 15)
         for count in counts:
             told += count
-            learners.expect(A, told)
+            learners.announce(A, told)
             if told > step:
                 break
             learners.advance(A, count)
@@ -916,7 +930,7 @@ def test_a_failure_is_told_at_the_same_step_after_a_crash(
     begun, gone_on = federations
     learners, start = begun(lambda: Failing(step))
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 15)
+    learners.announce(A, 15)
     told = step // 2
     if told:
         learners.advance(A, told)

@@ -74,10 +74,14 @@ def test_the_number_of_processes_changes_no_byte(num_workers: int, opened: ExitS
         opened.callback(learners.close)
         for learner in (A, B):
             learners.begin(task(learner, start), with_loss=True)
-            learners.expect(learner, 4)
+            learners.announce(learner, 4)
         told = [learners.advance(learner, 4) for learner in (B, A)]
         weights = [learners.finish(learner) for learner in (A, B)]
-        counts = [learners.answer(n) for model in weights for n in learners.ask(model, [A, B])]
+        counts = [
+            learners.take_counts(n)
+            for model in weights
+            for n in learners.request_counts(model, [A, B])
+        ]
         tests = [learners.test(model) for model in weights]
         found.append((told, [model.tobytes() for model in weights], counts, tests))
 
@@ -92,8 +96,10 @@ def test_a_late_report_of_an_abandoned_task_is_not_taken_for_one_of_the_next(
     learners = started(bench)
     wanted = trained(learners, start)
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 5)
-    learners.ask(start, [])  # anything but another task: so far it may have waited for company
+    learners.announce(A, 5)
+    learners.request_counts(
+        start, []
+    )  # anything but another task: so far it may have waited for company
     assert wait(learners._pipes, SECONDS)  # it is done, and the report lies there unread
     learners.abandon(A)
 
@@ -142,8 +148,8 @@ def test_a_process_that_is_killed_at_work_is_told_when_its_work_is_fetched(
     for pid in learners._pids:
         os.kill(pid, signal.SIGSTOP)  # so that nothing is done yet
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 5)
-    questions = learners.ask(start, [A, B])
+    learners.announce(A, 5)
+    questions = learners.request_counts(start, [A, B])
     for pid in learners._pids:
         kill(pid)
 
@@ -151,7 +157,7 @@ def test_a_process_that_is_killed_at_work_is_told_when_its_work_is_fetched(
         learners.advance(A, 5)
     for question in questions:
         with pytest.raises(RunError, match=r"is gone.*memory"):
-            learners.answer(question)
+            learners.take_counts(question)
     with pytest.raises(RunError, match=r"is gone.*memory"):
         learners.test(start)
     with pytest.raises(RunError, match=r"is gone.*memory"):
@@ -164,7 +170,7 @@ def test_no_process_is_left_when_they_are_closed() -> None:
     learners.start()
     pids = list(learners._pids)
     learners.begin(task(A, start), with_loss=False)
-    learners.expect(A, 10**9)
+    learners.announce(A, 10**9)
     learners.advance(A, 5)
     assert [is_alive(pid) for pid in pids] == [True, True]
 
@@ -191,7 +197,7 @@ learners = processes(bench)
 more = processes(bench)
 more.start()
 learners.begin(task(A, start), with_loss=False)
-learners.expect(A, 10**9)
+learners.announce(A, 10**9)
 learners.advance(A, 5)
 print(*learners._pids, *more._pids, flush=True)
 sys.stdin.read()

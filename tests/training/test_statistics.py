@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from metis.core.local_run import Learners
 from metis.core.types import ClassCounts, LearnerId, Vector, frozen
 from metis.store.pack import read_packed, write_packed
 from metis.training.cohort import Cohort
+from metis.training.engines.choose import Learners
 from metis.training.engines.loop import Loop
 from metis.training.engines.stack import Stack
 from metis.training.flat import layout_of
@@ -62,8 +62,8 @@ def model(learners: Learners, start: Vector, **chosen: Any) -> Vector:
 
 
 def counts(learners: Learners, weights: Vector, judge: LearnerId) -> Any:
-    (question,) = learners.ask(weights, [judge])
-    found = learners.answer(question)
+    (question,) = learners.request_counts(weights, [judge])
+    found = learners.take_counts(question)
     assert isinstance(found, ClassCounts)
     return found.matrix.tolist()
 
@@ -147,7 +147,7 @@ def test_a_judge_scores_with_the_statistics_that_its_latest_task_began_with(
     assert counts(local, community, A) == counts(shared, own, A)
     assert counts(local, community, A) != counts(shared, community, A)
     assert counts(local, community, B) == counts(shared, community, B)
-    answers = [local.answer(question) for question in local.ask(community, [B, A])]
+    answers = [local.take_counts(question) for question in local.request_counts(community, [B, A])]
     matrices = [found.matrix.tolist() for found in answers if isinstance(found, ClassCounts)]
     assert matrices == [counts(shared, community, B), counts(shared, own, A)]
     assert local.test(community) == shared.test(community), "the test is of the model as it is"
@@ -162,10 +162,10 @@ def test_a_judge_scores_with_what_it_had_when_it_was_asked(federation: Federate)
     community = far(start, with_batch_norm)
     before = counts(local, community, A)
 
-    (question,) = local.ask(community, [A])
+    (question,) = local.request_counts(community, [A])
     model(local, start)
     local.begin(task(A, start, version=1), with_loss=False)
-    found = local.answer(question)
+    found = local.take_counts(question)
 
     assert isinstance(found, ClassCounts)
     assert found.matrix.tolist() == before != counts(local, community, A)
@@ -192,7 +192,7 @@ def test_statistics_outlive_a_crash_and_a_change_of_engine(
     community = far(start, with_batch_norm)
     trained(learners, start)
     learners.begin(task(A, community, version=1), with_loss=False)
-    (question,) = learners.ask(community, [A])
+    (question,) = learners.request_counts(community, [A])
     go_on(learners, A, 2)
     write_packed(tmp_path / "state", learners.state())
     ends = []
@@ -202,7 +202,7 @@ def test_statistics_outlive_a_crash_and_a_change_of_engine(
     for one in (learners, restored):
         go_on(one, A, 3, done=2)
         finished = one.finish(A).tobytes()
-        found = one.answer(question)
+        found = one.take_counts(question)
         assert isinstance(found, ClassCounts)
         ends.append((finished, found.matrix.tolist(), counts(one, community, A)))
     restored.close()

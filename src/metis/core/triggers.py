@@ -9,9 +9,33 @@ import math
 import statistics
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from metis.core.errors import ConfigError
-from metis.core.local_run import Progress, Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """All a trigger may look at. A trigger is a pure function of this."""
+
+    epochs: int  # whole local epochs done in this task
+    losses: tuple[float, ...]  # validation loss of the received model, then after each epoch
+    steps_behind: int  # effective staleness now: S_c(now) - S_c(received) + own steps
+    cycles: tuple[int, ...]  # effective staleness at the end of each earlier cycle
+
+
+class Trigger(Protocol):
+    """Decides after an epoch whether the learner offers its model now."""
+
+    @property
+    def needs_loss(self) -> bool: ...
+
+    @property
+    def certain_epochs(self) -> int:
+        """The least number of epochs of a task, whatever the losses."""
+        ...
+
+    def __call__(self, progress: Progress) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

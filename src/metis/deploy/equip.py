@@ -108,6 +108,8 @@ def _equipped(
         config=config,
         trigger=parts.trigger(learner),
         trainer=trainer,
+        own_judge=trainer,
+        durable=trainer,
         judge=Cohort(judges, Loop(judges), trainer.statistics),
         upload=codec_of(parts.config.upload, trains.layout),
         is_judged=parts.recipe.weighting.judged_by != "nobody",

@@ -19,8 +19,7 @@ from typing import Any
 from metis import paper
 from metis.config import Config, dump, load
 from metis.core.errors import RunError
-from metis.core.local_run import Progress
-from metis.core.triggers import ValidationCycle
+from metis.core.triggers import Progress, ValidationCycle
 from metis.experiments.cells import Cell
 from metis.experiments.numerics import numerics_of
 from metis.report.summary import Tally

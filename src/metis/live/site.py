@@ -21,8 +21,9 @@ from typing import Any
 from metis.codecs.dense import Dense
 from metis.core.codec import Codec
 from metis.core.errors import GoneError, HandshakeError, LineError, MetisError, ModelError
-from metis.core.local_run import Learners, LocalRun, Trigger
-from metis.core.triggers import AfterEpochs
+from metis.core.learners import Durable, Judge, Trainer
+from metis.core.local_run import LocalRun
+from metis.core.triggers import AfterEpochs, Trigger
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Vector, dense
 from metis.live.library import Library
 from metis.live.line import (
@@ -76,8 +77,10 @@ class Equipment:
     profile: Profile
     config: str  # digest of what it must have in common with the controller
     trigger: Trigger
-    trainer: Learners
-    judge: Learners  # its own module, so that it can be used while the other trains
+    trainer: Trainer
+    own_judge: Judge  # scores what the trainer has trained, when that is done
+    judge: Judge  # has a module of its own, to score models while the trainer works
+    durable: Durable  # the trainer's state
     upload: Codec
     is_judged: bool  # its own counts are wanted
     fixed_epochs: int = 1  # of a task that trains on all examples
@@ -109,7 +112,7 @@ class Site:
         self._library = Library(line, mirror, equipment.upload)
         self._memory = memory
         if memory.learner_state is not None:  # of an earlier life
-            equipment.trainer.restore(memory.learner_state)
+            equipment.durable.restore(memory.learner_state)
         self._keep = keep
         self._news = news
         self._share_tracebacks = share_tracebacks
@@ -304,7 +307,7 @@ class Site:
         done = False
         while not done:
             num_steps = run.next_steps()
-            trainer.expect(me, run.num_steps + num_steps)
+            trainer.announce(me, run.num_steps + num_steps)
             began = time.perf_counter()
             try:
                 losses = trainer.advance(me, num_steps)
@@ -330,8 +333,8 @@ class Site:
         counts = None
         if equipment.is_judged and not run.task.all_examples:
             model = dense(equipment.upload.decode(b"".join(packet), base))
-            (question,) = equipment.trainer.ask(model, [equipment.name])
-            counts = equipment.trainer.answer(question)
+            (request,) = equipment.own_judge.request_counts(model, [equipment.name])
+            counts = equipment.own_judge.take_counts(request)
         delivery = Delivery(
             run.task.number,
             run.task.start.version,
@@ -344,7 +347,7 @@ class Site:
         memory.last_task = run.task.number
         memory.cycles = cycles
         memory.residual = residual
-        memory.learner_state = equipment.trainer.state()
+        memory.learner_state = equipment.durable.state()
         self._keep(memory)
         self._deliver()
 
@@ -387,8 +390,8 @@ class Site:
                 model = self._insisting(self._library.candidate, order)
                 if model is None:
                     return
-                (question,) = judge.ask(model, [me])
-                counts = judge.answer(question)
+                (request,) = judge.request_counts(model, [me])
+                counts = judge.take_counts(request)
             except GoneError as error:
                 # Ordered twice, and answered already. To say "nothing counted" now would reach a
                 # controller that lost power meanwhile, and our answer with it, in its place.

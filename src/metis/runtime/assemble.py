@@ -14,8 +14,8 @@ from metis.config import PASSED, Config, Group
 from metis.core.community import Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError, DataError, ModelError
-from metis.core.local_run import Learners, Trigger
 from metis.core.recipes import Recipe
+from metis.core.triggers import Trigger
 from metis.core.types import Layout, LearnerId, Snapshot, digest
 from metis.data.dataset import Dataset
 from metis.data.mistakes import with_wrong_labels
@@ -37,7 +37,7 @@ from metis.runtime.journal import Record
 from metis.runtime.plugin import absolute, call
 from metis.runtime.records import LearnerRow, RunRecord, as_fields
 from metis.runtime.simulate import Plan
-from metis.training.engines.choose import Shared, choose, start
+from metis.training.engines.choose import Learners, Shared, choose, start
 from metis.training.epochs import Share
 from metis.training.flat import as_module, load_into
 from metis.training.prepare import preparation_named

@@ -13,11 +13,10 @@ from metis.core.codec import Published
 from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
-from metis.core.local_run import Trigger
 from metis.core.recipes import Recipe, Settings, recipe
 from metis.core.schedules import SHAPES, ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
-from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
+from metis.core.triggers import AfterEpochs, AnyOf, Trigger, ValidationCycle, WhenStale
 from metis.core.types import Layout, LearnerId, Profile, Snapshot, Spans
 from metis.runtime.costs import Costs
 from metis.runtime.records import Record

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from metis.core.events import Evaluate, EvaluationExpired
-from metis.core.local_run import Learners
+from metis.core.learners import Judge
 from metis.core.types import LearnerId, dense
 from metis.runtime.agenda import Score, Tell, World
 from metis.runtime.costs import Costs
@@ -21,7 +21,7 @@ class Judging:
     costs: Mapping[LearnerId, Costs]
     validation_examples: Mapping[LearnerId, int]
     deadline_seconds: float
-    learners: Learners
+    judge: Judge
     journal: Journal
     post: Post
 
@@ -31,8 +31,8 @@ class Judging:
         `packet_bytes` is what the update itself came in.
         """
         here = [e for e in group if e.judge not in world.down]
-        questions = self.learners.ask(dense(group[0].weights), [e.judge for e in here])
-        asked = dict(zip((e.evaluation for e in here), questions, strict=True))
+        requests = self.judge.request_counts(dense(group[0].weights), [e.judge for e in here])
+        asked = dict(zip((e.evaluation for e in here), requests, strict=True))
         for command in group:
             judge, number = command.judge, command.evaluation
             route = self.post.to_judge(world.mail, judge, command.base_version, packet_bytes)

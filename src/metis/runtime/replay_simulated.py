@@ -17,10 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metis.config import Config
+from metis.core.batches import steps_of_epoch
 from metis.core.codec import Codec
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError, RunError
-from metis.core.local_run import Progress, TestResult, Trigger, steps_of_epoch
+from metis.core.learners import TestResult
+from metis.core.triggers import Progress, Trigger
 from metis.core.types import Counts, Layout, LearnerId, Model, Profile, Snapshot, Task, Vector
 from metis.runtime.agenda import Begin, LeaseEnds, World
 from metis.runtime.compose import plan_of
@@ -117,14 +119,11 @@ class Reported:
     epochs: Counter[int] = field(default_factory=Counter)  # by task
     fresh: set[LearnerId] = field(default_factory=set)  # whose task has reported no loss yet
 
-    def profiles(self) -> Sequence[Profile]:
-        return []
-
     def begin(self, task: Task, with_loss: bool) -> None:
         self.tasks[task.learner], self.with_loss[task.learner] = task, with_loss
         self.fresh.add(task.learner)
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         pass
 
     def is_computed(self, learner: LearnerId, num_steps: int) -> bool:
@@ -158,28 +157,19 @@ class Reported:
     def abandon(self, learner: LearnerId) -> None:
         pass
 
-    def depart(self, learner: LearnerId) -> None:
-        pass
-
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         return [0] * len(judges)
 
-    def answer(self, question: int) -> Counts | None:
+    def forget(self, judge: LearnerId) -> None:
+        pass
+
+    def take_counts(self, request: int) -> Counts | None:
         return record_counts(self._next("arrive or score").get("counts"))
 
     def test(self, weights: Vector) -> TestResult:
         record = self._next("test")
         score, loss = record.get("score"), record.get("loss")
         return TestResult(math.nan if score is None else score, math.nan if loss is None else loss)
-
-    def state(self) -> object:
-        return None
-
-    def restore(self, state: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def _next(self, wanted: str) -> Record:
         record = self.original.peek()
@@ -260,6 +250,7 @@ def replay_simulated(
     simulation = Simulation(
         replace(plan, upload=kept, triggers=triggers),
         controller,
+        reported,
         reported,
         Journal(None, (compare,)),
         keep=lambda task, packet: None,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from metis.config import Config
 from metis.core.errors import Interrupted, RunError
-from metis.core.local_run import Learners
 from metis.core.types import Layout, Snapshot, Vector
 from metis.report.summary import Tally
 from metis.runtime.assemble import Federation
@@ -24,6 +23,7 @@ from metis.store.atomic import partial, put_in_place, write_bytes
 from metis.store.claim import claimed
 from metis.store.pack import read_packed, write_packed
 from metis.store.weights import save_safetensors
+from metis.training.engines.choose import Learners
 from metis.training.flat import load_into
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Session:
         self._simulation = Simulation(
             federation.plan,
             federation.controller,
+            federation.learners,
             federation.learners,
             self._journal,
             keep=self._keep if keep else None,

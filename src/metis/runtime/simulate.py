@@ -3,7 +3,7 @@
 The simulator owns the clock and nothing else of importance. Every moment on the agenda is known
 before the work behind it is computed (an epoch's length follows from its steps), so that work is
 announced when its moment is put on the agenda and fetched when that moment comes. In between,
-learners may be computed one by one or all together: see `core.local_run.Learners`.
+learners may be computed one by one or all together: see `core.learners.Trainer`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from metis.config import Incident, late_learners
+from metis.core.batches import samples_of_epoch
 from metis.core.codec import Codec, Published
 from metis.core.controller import Controller
 from metis.core.errors import ModelError, RunError
@@ -31,8 +32,9 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
-from metis.core.local_run import Learners, LocalRun, Trigger, samples_of_epoch
-from metis.core.triggers import AfterEpochs
+from metis.core.learners import Judge, Trainer
+from metis.core.local_run import LocalRun
+from metis.core.triggers import AfterEpochs, Trigger
 from metis.core.types import LearnerId, Profile, Snapshot, Task, Update, dense
 from metis.runtime.agenda import (
     Arrive,
@@ -86,7 +88,8 @@ class Simulation:
         self,
         plan: Plan,
         controller: Controller,
-        learners: Learners,
+        trainer: Trainer,
+        judge: Judge,
         journal: Journal,
         keep: Callable[[int, bytes], None] | None = None,
         tested: Callable[[Snapshot, bool], None] | None = None,
@@ -95,7 +98,8 @@ class Simulation:
         tested, and whether it is the best so far."""
         self.plan = plan
         self.controller = controller
-        self.learners = learners
+        self.trainer = trainer
+        self.judge = judge
         self.journal = journal
         self.world = World()
         self._keep = keep
@@ -106,7 +110,7 @@ class Simulation:
             plan.costs,
             plan.validation_examples,
             plan.deadline_seconds,
-            learners,
+            judge,
             journal,
             self._post,
         )
@@ -150,7 +154,7 @@ class Simulation:
             case _, Arrive():
                 self._arrive(due[1])
             case _, Score(evaluation, question):
-                self._tell(Scored(evaluation, self.learners.answer(question)))
+                self._tell(Scored(evaluation, self.judge.take_counts(question)))
             case _, LeaseEnds(task_number, learner, renewal):
                 if world.renewals.get(learner, 0) == renewal:
                     self._tell(TaskExpired(task_number))
@@ -168,7 +172,7 @@ class Simulation:
         _, _, sender, item = self.world.agenda[0]
         if not isinstance(item, StepsDone) or sender is None or not self.world.is_alive(sender):
             return False
-        return not self.learners.is_computed(sender.learner, item.num_steps)
+        return not self.trainer.is_computed(sender.learner, item.num_steps)
 
     def _end(self, reason: str) -> bool:
         self.world.ended = reason
@@ -191,13 +195,13 @@ class Simulation:
             cycles=self.world.cycles.setdefault(learner, []),
         )
         self.world.runs[learner] = run
-        self.learners.begin(task, trigger.needs_loss)
+        self.trainer.begin(task, trigger.needs_loss)
         self._next_steps(run)
 
     def _next_steps(self, run: LocalRun) -> None:
         learner = run.task.learner
         num_steps = run.next_steps()
-        self.learners.expect(learner, run.certain_steps())
+        self.trainer.announce(learner, run.certain_steps())
         seconds = (
             num_steps * self.plan.costs[learner].seconds_per_step * self.world.slowness_of(learner)
         )
@@ -218,7 +222,7 @@ class Simulation:
     def _steps_done(self, learner: LearnerId, num_steps: int) -> None:
         run = self.world.runs[learner]
         try:
-            losses = self.learners.advance(learner, num_steps)
+            losses = self.trainer.advance(learner, num_steps)
         except FloatingPointError as error:
             self._fail(run, str(error))
             return
@@ -250,7 +254,7 @@ class Simulation:
 
     def _fail(self, run: LocalRun, reason: str) -> None:
         learner = run.task.learner
-        self.learners.abandon(learner)
+        self.trainer.abandon(learner)
         del self.world.runs[learner]
         delay = self.plan.costs[learner].transfer_seconds(0) * self.world.slowness_of(learner)
         self.world.schedule(delay, learner, Tell(Failed(learner, run.task.number, reason)))
@@ -258,7 +262,7 @@ class Simulation:
     def _offer(self, run: LocalRun) -> None:
         """Send the trained model up. Its own counts are of the model as it will be decoded."""
         task, learner = run.task, run.task.learner
-        trained, base = self.learners.finish(learner), task.start.weights
+        trained, base = self.trainer.finish(learner), task.start.weights
         try:
             model, num_bytes, packet = self._post.carry(
                 self.world.mail, learner, trained, base, self._keep is not None
@@ -279,7 +283,7 @@ class Simulation:
         )
         question = None
         if self._judged and not task.all_examples:
-            question = self.learners.ask(dense(model), [learner])[0]
+            question = self.judge.request_counts(dense(model), [learner])[0]
         costs = self.plan.costs[learner]
         seconds = costs.request_overhead_seconds + costs.transfer_seconds(num_bytes)
         seconds *= self.world.slowness_of(learner)
@@ -292,7 +296,7 @@ class Simulation:
         update = item.update
         more: dict[str, object] = {"bytes_up": item.num_bytes}
         if item.question is not None:
-            update = replace(update, counts=self.learners.answer(item.question))
+            update = replace(update, counts=self.judge.take_counts(item.question))
         if self._keep is not None and item.packet is not None:
             more["digest"] = packet_digest(item.packet)
             self._keep(update.task, item.packet)
@@ -333,7 +337,7 @@ class Simulation:
             self._test(snapshot)
 
     def _test(self, snapshot: Snapshot) -> None:
-        result = self.learners.test(snapshot.weights)
+        result = self.judge.test(snapshot.weights)
         record = TestRecord(
             version=snapshot.version,
             score=result.score if math.isfinite(result.score) else None,
@@ -413,4 +417,5 @@ class Simulation:
 
     def _go_down(self, learner: LearnerId) -> None:
         self.world.take_down(learner)
-        self.learners.depart(learner)
+        self.trainer.abandon(learner)
+        self.judge.forget(learner)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metis.core.local_run import TestResult
-from metis.core.types import Counts, LearnerId, Profile, Task, Vector
+from metis.core.learners import TestResult
+from metis.core.types import Counts, LearnerId, Task, Vector
 from metis.training.epochs import Stretch
 from metis.training.optimizer_state import from_plain, to_plain
 from metis.training.statistics import Statistics, statistics_of
@@ -142,9 +142,6 @@ class Cohort:
         self._open: dict[int, tuple[Vector, LearnerId, Vector | None]] = {}
         self._answers: dict[int, Counts | None] = {}
 
-    def profiles(self) -> Sequence[Profile]:
-        return self._bench.profiles()
-
     # ---- training -----------------------------------------------------------------------------
 
     def begin(self, task: Task, with_loss: bool) -> None:
@@ -173,7 +170,7 @@ class Cohort:
             self._start = (weights, self._bench.flat.arranged(weights))
         return self._start[1].clone()
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         run = self._runs[learner]
         run.num_expected = max(run.num_expected, num_steps)
 
@@ -218,18 +215,13 @@ class Cohort:
     def abandon(self, learner: LearnerId) -> None:
         self._runs.pop(learner, None)
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
-        for number in [n for n, (_, judge, _) in self._open.items() if judge == learner]:
-            del self._open[number]
-
     def run_of(self, learner: LearnerId) -> Run:
         """Return a learner's task as it stands."""
         return self._runs[learner]
 
     # ---- scoring ------------------------------------------------------------------------------
 
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         first = self._num_questions
         self._num_questions += len(judges)
         numbers = list(range(first, self._num_questions))
@@ -240,9 +232,9 @@ class Cohort:
         )
         return numbers
 
-    def answer(self, question: int) -> Counts | None:
-        if question in self._open:
-            wanted = self._open[question][0]
+    def take_counts(self, request: int) -> Counts | None:
+        if request in self._open:
+            wanted = self._open[request][0]
             models: dict[int, tuple[Vector, dict[int, Judge]]] = {}
             for number, (weights, judge, own) in self._open.items():
                 if weights is wanted or self.trainer.together:
@@ -253,7 +245,11 @@ class Cohort:
                 self._answers.update(zip(judges, found, strict=True))
                 for number in judges:
                     del self._open[number]
-        return self._answers.pop(question)
+        return self._answers.pop(request)
+
+    def forget(self, judge: LearnerId) -> None:
+        for number in [n for n, (_, asked, _) in self._open.items() if asked == judge]:
+            del self._open[number]
 
     def test(self, weights: Vector) -> TestResult:
         return self._bench.test_result(self._bench.test_parts(weights, 0, 1))

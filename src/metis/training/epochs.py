@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from metis.core.batches import places_of_epoch, steps_of_epoch
 from metis.core.errors import DataError
-from metis.core.local_run import places_of_epoch, steps_of_epoch
 from metis.core.types import LearnerId
 from metis.training.prepare import Preparation
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from metis.core.errors import ConfigError
-from metis.core.local_run import TestResult
+from metis.core.learners import TestResult
 from metis.core.scores import accuracy, r_squared
 from metis.core.types import ClassCounts, Counts, Layout, LearnerId, Profile, Vector
 from metis.data.dataset import Dataset

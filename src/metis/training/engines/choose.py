@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
 from metis.core.errors import ConfigError, unknown
-from metis.core.local_run import Learners
 from metis.training.cohort import Cohort, Trainer
 from metis.training.engines import graphs, stack
 from metis.training.engines.graphs import Graphs
@@ -99,6 +99,10 @@ def _why_not(bench: Workbench, engine: str) -> str | None:
                 return "several processes do not share a GPU well"
             return None if can_fork() else "processes need Linux"
     raise ConfigError(unknown("engine", engine, ENGINES))
+
+
+#: All learners of a simulation: each is a `Trainer`, a `Judge` and `Durable` (core.learners).
+Learners: TypeAlias = Cohort | Processes
 
 
 class Shared:

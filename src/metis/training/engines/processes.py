@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from metis.core.errors import ModelError, RunError
-from metis.core.local_run import TestResult
-from metis.core.types import Counts, LearnerId, Profile, Snapshot, Task, Vector, frozen
+from metis.core.learners import TestResult
+from metis.core.types import Counts, LearnerId, Snapshot, Task, Vector, frozen
 from metis.training.cohort import Cohort, Trainer
 from metis.training.engines.worker import NO_WEIGHTS, Worker, serve
 from metis.training.optimizer_state import from_plain
@@ -108,9 +108,6 @@ class Processes:
             self._pipes.append(mine)
             self._pids.append(pid)
 
-    def profiles(self) -> Sequence[Profile]:
-        return self._bench.profiles()
-
     # ---- training -----------------------------------------------------------------------------
 
     def begin(self, task: Task, with_loss: bool) -> None:
@@ -122,14 +119,14 @@ class Processes:
         self._remotes[task.learner] = Remote(self._num_begun, task, with_loss)
         self._waiting.append(task.learner)
 
-    def expect(self, learner: LearnerId, num_steps: int) -> None:
+    def announce(self, learner: LearnerId, num_steps: int) -> None:
         remote = self._remotes[learner]
         if num_steps > remote.num_expected:
             added = num_steps - remote.num_expected
             remote.num_expected = num_steps
             if remote.worker >= 0:
                 self._load[remote.worker] += added
-                self._send(remote.worker, "expect", learner, num_steps)
+                self._send(remote.worker, "announce", learner, num_steps)
 
     def _deal(self) -> None:
         """Hand out the tasks begun since the last time, the longest first.
@@ -155,7 +152,7 @@ class Processes:
             own = self._statistics.begun.get(task.learner)
             values = (bare, remote.with_loss, start, remote.row, remote.number, own)
             self._send(worker, "begin", *values)
-            self._send(worker, "expect", task.learner, remote.num_expected)
+            self._send(worker, "announce", task.learner, remote.num_expected)
 
     def advance(self, learner: LearnerId, num_steps: int) -> tuple[float, ...]:
         self._deal()
@@ -191,14 +188,9 @@ class Processes:
             # The process may be writing to the row until it has seen this; then it says so.
             self._send(remote.worker, "abandon", learner)
 
-    def depart(self, learner: LearnerId) -> None:
-        self.abandon(learner)
-        for number in [n for n, asked in self._questions.items() if asked.judge == learner]:
-            del self._questions[number]
-
     # ---- scoring ------------------------------------------------------------------------------
 
-    def ask(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
+    def request_counts(self, weights: Vector, judges: Sequence[LearnerId]) -> list[int]:
         self._deal()
         numbers = list(range(self._num_questions, self._num_questions + len(judges)))
         self._num_questions += len(judges)
@@ -226,12 +218,16 @@ class Processes:
             parts[worker].append(i)
         return parts
 
-    def answer(self, question: int) -> Counts | None:
-        asked = self._questions[question]
+    def take_counts(self, request: int) -> Counts | None:
+        asked = self._questions[request]
         while not asked.answered:
             self._receive(asked.worker)
-        del self._questions[question]
+        del self._questions[request]
         return asked.counts
+
+    def forget(self, judge: LearnerId) -> None:
+        for number in [n for n, asked in self._questions.items() if asked.judge == judge]:
+            del self._questions[number]
 
     def test(self, weights: Vector) -> TestResult:
         self._deal()

@@ -78,8 +78,8 @@ class Worker:
                 snapshot = Snapshot(task.start.version, self._start)
                 self._cohort.begin(replace(task, start=snapshot), with_loss)
                 self._row_of[task.learner] = row, number
-            case "expect", [learner, num_steps]:
-                self._cohort.expect(learner, num_steps)
+            case "announce", [learner, num_steps]:
+                self._cohort.announce(learner, num_steps)
                 self._to_train[learner] = None
             case "finish", [learner]:
                 self._cohort.release(learner)
