@@ -27,7 +27,7 @@ from metis.runtime.journal import Record
 from metis.runtime.run import resume, run
 from metis.runtime.session import Result
 from metis.runtime.together import Plan, run_together
-from metis.training import workbench
+from metis.training import learner_data
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -189,7 +189,7 @@ def test_judges_answer_alike_whether_asked_one_by_one_or_all_at_once(
 ) -> None:
     """With many examples judges are computed as they are asked, else all when the first is."""
     at_once = simulated("cnn", "sync-dvw")
-    monkeypatch.setattr(workbench, "WHOLE_SET", 5)
+    monkeypatch.setattr(learner_data, "WHOLE_SET", 5)
     as_asked = simulated("cnn", "sync-dvw")
 
     def folds(result: Result) -> list[Any]:

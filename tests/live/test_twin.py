@@ -49,13 +49,13 @@ def federation(policy: str, **values: Any) -> Config:
 
 def service_of(parts: Parts, journal: Journal) -> Service:
     config = parts.config
-    bench = parts.bench(parts.module(), parts.shares)
-    start = Snapshot(0, bench.flat.to_vector())
-    controller = controller_of(config, start, bench.layout, parts.dataset.num_classes)
+    module, _ = parts.place(parts.module())
+    start = Snapshot(0, module.flat.to_vector())
+    controller = controller_of(config, start, module.layout, parts.dataset.num_classes)
     terms = Terms(
-        layout=bench.layout,
+        layout=module.layout,
         config=digest_of(agreed(config)),
-        upload=codec_of(config.upload, bench.layout),
+        upload=codec_of(config.upload, module.layout),
         lease_seconds=config.train.lease_seconds,
         deadline_seconds=config.validation.deadline_seconds,
         max_versions=config.horizon.versions,

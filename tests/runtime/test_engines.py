@@ -19,8 +19,8 @@ from metis.runtime.run import run
 from metis.runtime.session import Result
 from metis.training.engines.stack import Stack, Stacked
 from metis.training.flat import vector_of
+from metis.training.learner_data import LearnerData
 from metis.training.prepare import preparation_named
-from metis.training.workbench import Workbench
 
 MODELS: dict[str, tuple[tuple[int, ...], int, str, dict[str, Any]]] = {
     "cifar_cnn": ((3, 32, 32), 3, "cifar10", {}),
@@ -111,16 +111,16 @@ def test_every_mini_batch_is_full_on_every_engine_and_short_ones_are_seen(
 ) -> None:
     dataset, _ = images("leaf_cnn")
     seen = tmp_path / "sizes"
-    fed, stepped = Workbench.feed_training, Stack._step
+    fed, stepped = LearnerData.feed_training, Stack._step
 
     def note(sizes: list[int]) -> None:
         with seen.open("a") as file:  # which processes that were forked can write to as well
             file.write("".join(f"{size}\n" for size in sizes))
 
-    def feed(bench: Workbench, examples: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    def feed(data: LearnerData, examples: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         if engine != "stack":
             note([len(examples)])
-        return fed(bench, examples, draws)
+        return fed(data, examples, draws)
 
     def step(
         stack: Stack, part: Stacked, examples: Tensor, draws: Tensor, weights: Tensor
@@ -128,7 +128,7 @@ def test_every_mini_batch_is_full_on_every_engine_and_short_ones_are_seen(
         note([int(size) for size in weights.sum(1)])  # what fills a stack up counts nothing
         return stepped(stack, part, examples, draws, weights)
 
-    monkeypatch.setattr(Workbench, "feed_training", feed)
+    monkeypatch.setattr(LearnerData, "feed_training", feed)
     monkeypatch.setattr(Stack, "_step", step)
 
     def sizes(last_batch: str) -> tuple[set[int], Result]:

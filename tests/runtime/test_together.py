@@ -82,11 +82,10 @@ def test_runs_are_trained_together_if_their_wrong_labels_are_the_same(
     configs = [small(policy, **wrong) for policy in ("sync-fedavg", "async-fedavg")]
     dataset = dataset_of(configs[0])
     first, second = (
-        (parts := lay_out(config, loaded=dataset)).bench(parts.module(), parts.shares)
-        for config in configs
+        (parts := lay_out(config, loaded=dataset)).place(parts.module())[1] for config in configs
     )
     parts = lay_out(small("sync-fedavg"), loaded=dataset)
-    right = parts.bench(parts.module(), parts.shares)
+    _, right = parts.place(parts.module())
 
     assert first.is_kin_of(second)
     assert not first.is_kin_of(right)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,12 +18,14 @@ from metis.models import build
 from metis.training.cohort import Cohort
 from metis.training.engines.choose import Learners
 from metis.training.engines.loop import Loop
-from metis.training.engines.processes import Processes, can_fork
+from metis.training.engines.pool import can_fork
+from metis.training.engines.processes import Processes
 from metis.training.epochs import Share
 from metis.training.flat import vector_of
+from metis.training.learner_data import LearnerData, place
+from metis.training.module import ModuleOnDevice
 from metis.training.prepare import preparation_named
 from metis.training.step import Training
-from metis.training.workbench import Workbench
 
 A, B = LearnerId("a"), LearnerId("b")
 NUM_CLASSES = 4
@@ -124,31 +126,40 @@ TRAININGS = {
 TRAINING = pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
 
 
+class Bench(NamedTuple):
+    """A module and the data of learners, on one device."""
+
+    module: ModuleOnDevice
+    data: LearnerData
+
+
 def bench_of(
     make: Callable[[], nn.Module] = dense,
     training: Training = TRAININGS["sgd"],
     seed: int = 1,
     data: Dataset | None = None,
     shares: Mapping[LearnerId, Share] = SHARES,
-) -> tuple[Workbench, Vector]:
+) -> tuple[Bench, Vector]:
     """Return a module with its data, and the model it starts from."""
-    module = make()
-    start = vector_of(module)
+    network = make()
+    start = vector_of(network)
     if data is None:
-        has_filters = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        has_filters = any(isinstance(part, nn.Conv2d) for part in network.modules())
         data = dataset(shape=PICTURE) if has_filters else dataset()
-    return Workbench(module, data, shares, training, preparation_named("none"), seed), start
+    placed = place(network, data, shares, training, preparation_named("none"), seed)
+    return Bench(*placed), start
 
 
-def loop(bench: Workbench) -> Cohort:
-    return Cohort(bench, Loop(bench))
+def loop(bench: Bench) -> Cohort:
+    return Cohort(*bench, Loop(bench.module))
 
 
-def processes(bench: Workbench) -> Processes:
-    return Processes(bench, Loop(bench), num_workers=2, max_at_work=len(bench.shares))
+def processes(bench: Bench, num_workers: int = 2) -> Processes:
+    loop = Loop(bench.module)
+    return Processes(*bench, loop, num_workers, max_at_work=len(bench.data.shares))
 
 
-ENGINES: dict[str, Callable[[Workbench], Learners]] = {"loop": loop}
+ENGINES: dict[str, Callable[[Bench], Learners]] = {"loop": loop}
 if can_fork():
     ENGINES["processes"] = processes
 
@@ -171,7 +182,7 @@ class Federate:
         bench, start = bench_of(make, training, seed, data, shares)
         return self.on(bench), start
 
-    def on(self, bench: Workbench) -> Learners:
+    def on(self, bench: Bench) -> Learners:
         learners = ENGINES[self.engine](bench)
         self.opened.callback(learners.close)
         return learners

@@ -23,9 +23,9 @@ from metis.store.pack import read_packed, write_packed
 from metis.training.engines.choose import Learners
 from metis.training.epochs import Share
 from metis.training.flat import load_into, vector_of
+from metis.training.learner_data import place
 from metis.training.prepare import preparation_named
 from metis.training.step import Training
-from metis.training.workbench import Workbench
 from tests.training.federation import (
     ENGINES,
     MODULE,
@@ -36,6 +36,7 @@ from tests.training.federation import (
     TRAININGS,
     A,
     B,
+    Bench,
     Federate,
     bench_of,
     dataset,
@@ -75,7 +76,7 @@ def test_they_keep_the_contracts(federation: Federate) -> None:
 
 
 def test_a_profile_says_what_a_learner_holds_and_how_long_its_epoch_is() -> None:
-    a, b = bench_of()[0].profiles()
+    a, b = bench_of()[0].data.profiles()
 
     assert (a.learner, a.num_examples, a.steps_per_epoch, a.group) == (A, 41, 5, "fast")
     assert (b.learner, b.num_examples, b.steps_per_epoch, b.group) == (B, 39, 4, "slow")
@@ -477,17 +478,23 @@ def test_the_global_generator_of_torch_is_left_alone(federation: Federate) -> No
 def test_dropout_differs_from_step_to_step() -> None:
     bench, start = bench_of(with_dropout)
     masks: list[Tensor] = []
-    dropout = bench.module.get_submodule("2")
+    dropout = bench.module.network.get_submodule("2")
     dropout.register_forward_hook(lambda module, given, got: masks.append(got[0] == 0))
     trained(loop(bench), start)
 
     assert not torch.equal(masks[0], masks[1])
 
 
+#: An epoch's last mini-batch holds what is left.
+SHORT = Training(batch_size=10, last_batch="short")
+
+
 def test_an_epoch_shows_every_example_once_and_each_epoch_in_another_order() -> None:
-    bench, start = bench_of()
+    bench, start = bench_of(training=SHORT)
     seen: list[Tensor] = []
-    bench.module.register_forward_pre_hook(lambda module, given: seen.append(given[0][:, 0]))
+    bench.module.network.register_forward_pre_hook(
+        lambda module, given: seen.append(given[0][:, 0])
+    )
     trained(loop(bench), start, num_steps=10)
 
     sizes = [len(batch) for batch in seen]
@@ -499,9 +506,9 @@ def test_an_epoch_shows_every_example_once_and_each_epoch_in_another_order() -> 
 
 
 def test_a_last_batch_of_one_is_joined_by_the_epochs_first_example_for_batch_norm() -> None:
-    bench, start = bench_of(with_batch_norm)
+    bench, start = bench_of(with_batch_norm, SHORT)
     seen: list[Tensor] = []
-    bench.module.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    bench.module.network.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     trained(loop(bench), start)
 
     assert [len(batch) for batch in seen] == [10, 10, 10, 10, 2]
@@ -561,11 +568,11 @@ def test_a_trained_model_shares_no_memory_with_the_learners(federation: Federate
 def test_filters_are_kept_with_their_channels_last_where_the_module_takes_it() -> None:
     bench, _ = bench_of(with_convolutions)
 
-    assert [place.name for place in bench.flat.channels_last] == ["0.weight", "3.weight"]
-    for part in bench.module.modules():
+    assert [place.name for place in bench.module.flat.channels_last] == ["0.weight", "3.weight"]
+    for part in bench.module.network.modules():
         if isinstance(part, nn.Conv2d):
             assert part.weight.is_contiguous(memory_format=torch.channels_last)
-    assert bench_of(dense)[0].flat.channels_last == ()
+    assert bench_of(dense)[0].module.flat.channels_last == ()
 
 
 class Viewing(nn.Module):
@@ -592,7 +599,7 @@ def test_convolutions_are_trained_as_plain_pytorch_trains_them(
     x, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
     module = make().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-    for stretch in bench.epochs.stretches(A, 1, 0, 20):
+    for stretch in bench.data.epochs.stretches(A, 1, 0, 20):
         for examples in torch.split(stretch.epoch.examples, 10):
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.cross_entropy(module(x[examples]), y[examples]))
@@ -607,7 +614,7 @@ def test_convolutions_are_trained_as_plain_pytorch_trains_them(
 def test_a_module_that_takes_contiguous_tensors_only_is_given_such(federation: Federate) -> None:
     bench, start = bench_of(Viewing)
     learners = federation.on(bench)
-    assert bench.flat.channels_last == ()
+    assert bench.module.flat.channels_last == ()
 
     learners.begin(task(A, start), with_loss=True)
     assert len(go_on(learners, A, 5)[0]) == 2
@@ -721,7 +728,7 @@ def test_a_loss_of_ones_own_is_used() -> None:
 
     bench, start = bench_of()
     usual = trained(loop(bench), start)
-    bench.loss = smooth
+    bench.module.loss = smooth
 
     assert trained(loop(bench), start) != usual
 
@@ -739,8 +746,8 @@ def test_a_task_that_says_so_is_trained_on_what_was_held_out_too(
     learners, start = federation(make)
     shares = {name: whole(share) for name, share in SHARES.items()}
     plain, _ = federation(make, shares=shares)
-    a, _ = bench_of(make)[0].profiles()
-    full, _ = bench_of(make, shares=shares)[0].profiles()
+    a, _ = bench_of(make)[0].data.profiles()
+    full, _ = bench_of(make, shares=shares)[0].data.profiles()
     assert (a.examples(True), a.epoch_steps(True)) == (full.num_examples, full.steps_per_epoch)
     ends = []
     for one, all_examples in ((learners, True), (plain, False)):
@@ -998,12 +1005,12 @@ def test_bytes_are_prepared_and_read_only_arrays_taken(federation: Federate) -> 
     start = vector_of(module)
     shares = {A: Share(np.arange(30), np.arange(30, 40))}
     training = Training(batch_size=16, weight_decay=0.004, weight_decay_on=("fc1.weight",))
-    bench = Workbench(module, data, shares, training, preparation_named("cifar10"), seed=1)
+    bench = Bench(*place(module, data, shares, training, preparation_named("cifar10"), seed=1))
     learners = federation.on(bench)
 
     learners.begin(task(A, start), with_loss=True)
     assert len(go_on(learners, A, 2)[0]) == 2
-    assert bench.layout.size == len(learners.finish(A)) == 1_068_298
+    assert bench.module.layout.size == len(learners.finish(A)) == 1_068_298
 
 
 def test_modules_and_data_that_do_not_fit_are_refused_at_once(federation: Federate) -> None:

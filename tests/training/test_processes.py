@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from metis.core.errors import RunError
 from metis.models import build
-from metis.training.engines.loop import Loop
-from metis.training.engines.processes import Processes, can_fork
-from metis.training.workbench import Workbench
+from metis.training.engines.pool import can_fork
+from metis.training.engines.processes import Processes
 from tests.training.federation import (
     NUM_CLASSES,
     A,
     B,
+    Bench,
     bench_of,
     dataset,
     go_on,
@@ -38,10 +38,10 @@ pytestmark = pytest.mark.skipif(not can_fork(), reason="this system cannot fork"
 
 
 @pytest.fixture
-def started(opened: ExitStack) -> Callable[[Workbench], Processes]:
+def started(opened: ExitStack) -> Callable[[Bench], Processes]:
     """Start processes that are ended with the test."""
 
-    def start(bench: Workbench) -> Processes:
+    def start(bench: Bench) -> Processes:
         learners = processes(bench)
         opened.callback(learners.close)
         learners.start()
@@ -70,7 +70,7 @@ def test_the_number_of_processes_changes_no_byte(num_workers: int, opened: ExitS
     found = []
     for count in (2, num_workers):
         bench, start = bench_of(lambda: build("mlp", (12,), 1, seed=1), data=data)
-        learners = Processes(bench, Loop(bench), count, max_at_work=2)
+        learners = processes(bench, count)
         opened.callback(learners.close)
         for learner in (A, B):
             learners.begin(task(learner, start), with_loss=True)
@@ -89,7 +89,7 @@ def test_the_number_of_processes_changes_no_byte(num_workers: int, opened: ExitS
 
 
 def test_a_late_report_of_an_abandoned_task_is_not_taken_for_one_of_the_next(
-    started: Callable[[Workbench], Processes],
+    started: Callable[[Bench], Processes],
 ) -> None:
     """A learner that is restarted is given the same task again, with the same ordinal."""
     bench, start = bench_of()
@@ -100,7 +100,7 @@ def test_a_late_report_of_an_abandoned_task_is_not_taken_for_one_of_the_next(
     learners.request_counts(
         start, []
     )  # anything but another task: so far it may have waited for company
-    assert wait(learners._pipes, SECONDS)  # it is done, and the report lies there unread
+    assert wait(learners._pool.pipes, SECONDS)  # it is done, and the report lies there unread
     learners.abandon(A)
 
     assert trained(learners, start) == wanted
@@ -120,7 +120,7 @@ class Raising(nn.Module):
         return logits
 
 
-def test_an_error_in_a_process_is_named(started: Callable[[Workbench], Processes]) -> None:
+def test_an_error_in_a_process_is_named(started: Callable[[Bench], Processes]) -> None:
     bench, start = bench_of(Raising)
     learners = started(bench)
     learners.begin(task(A, start), with_loss=False)
@@ -130,27 +130,27 @@ def test_an_error_in_a_process_is_named(started: Callable[[Workbench], Processes
 
 
 def test_a_process_that_was_killed_is_told_with_what_may_have_killed_it(
-    started: Callable[[Workbench], Processes],
+    started: Callable[[Bench], Processes],
 ) -> None:
     bench, start = bench_of()
     learners = started(bench)
-    kill(learners._pids[0])
+    kill(learners._pool.pids[0])
 
     with pytest.raises(RunError, match=r"is gone.*memory"):
         learners.test(start)
 
 
 def test_a_process_that_is_killed_at_work_is_told_when_its_work_is_fetched(
-    started: Callable[[Workbench], Processes],
+    started: Callable[[Bench], Processes],
 ) -> None:
     bench, start = bench_of()
     learners = started(bench)
-    for pid in learners._pids:
+    for pid in learners._pool.pids:
         os.kill(pid, signal.SIGSTOP)  # so that nothing is done yet
     learners.begin(task(A, start), with_loss=False)
     learners.announce(A, 5)
     questions = learners.request_counts(start, [A, B])
-    for pid in learners._pids:
+    for pid in learners._pool.pids:
         kill(pid)
 
     with pytest.raises(RunError, match=r"is gone.*memory"):
@@ -168,7 +168,7 @@ def test_no_process_is_left_when_they_are_closed() -> None:
     bench, start = bench_of()
     learners = processes(bench)
     learners.start()
-    pids = list(learners._pids)
+    pids = list(learners._pool.pids)
     learners.begin(task(A, start), with_loss=False)
     learners.announce(A, 10**9)
     learners.advance(A, 5)
@@ -182,7 +182,7 @@ def test_no_process_is_left_when_they_are_closed() -> None:
 def test_no_process_is_left_when_one_of_them_was_killed() -> None:
     learners = processes(bench_of()[0])
     learners.start()
-    pids = list(learners._pids)
+    pids = list(learners._pool.pids)
     kill(pids[0])
 
     learners.close()
@@ -199,7 +199,7 @@ more.start()
 learners.begin(task(A, start), with_loss=False)
 learners.announce(A, 10**9)
 learners.advance(A, 5)
-print(*learners._pids, *more._pids, flush=True)
+print(*learners._pool.pids, *more._pool.pids, flush=True)
 sys.stdin.read()
 """
 

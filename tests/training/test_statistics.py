@@ -19,11 +19,11 @@ from metis.training.engines.loop import Loop
 from metis.training.engines.stack import Stack
 from metis.training.flat import layout_of
 from metis.training.step import Training
-from metis.training.workbench import Workbench
 from tests.training.federation import (
     ENGINES,
     A,
     B,
+    Bench,
     Federate,
     bench_of,
     go_on,
@@ -42,8 +42,8 @@ NORMED = pytest.mark.parametrize(
 )
 
 
-def stack(bench: Workbench) -> Cohort:
-    return Cohort(bench, Stack(bench, 2))
+def stack(bench: Bench) -> Cohort:
+    return Cohort(*bench, Stack(*bench, 2))
 
 
 def with_statistics_of(model: Vector, other: Vector, make: Callable[[], nn.Module]) -> Vector:
@@ -230,7 +230,7 @@ def test_a_stack_keeps_statistics_as_the_loop_does() -> None:
 def test_a_sites_judge_has_the_statistics_of_its_trainer() -> None:
     (one, start), (other, _) = (bench_of(with_batch_norm, LOCAL) for _ in range(2))
     trainer = loop(one)
-    judge = Cohort(other, Loop(other), trainer.statistics)
+    judge = Cohort(*other, Loop(other.module), trainer.statistics)
     community = far(start, with_batch_norm)
     before = counts(judge, community, A)
     trained(trainer, start)
@@ -239,6 +239,6 @@ def test_a_sites_judge_has_the_statistics_of_its_trainer() -> None:
     assert counts(judge, community, A) == counts(trainer, community, A) != before
 
     later = loop(bench_of(with_batch_norm, LOCAL)[0])
-    again = Cohort(other, Loop(other), later.statistics)
+    again = Cohort(*other, Loop(other.module), later.statistics)
     later.restore(trainer.state())
     assert counts(again, community, A) == counts(trainer, community, A)

@@ -98,10 +98,10 @@ def on_its_own(config: Config, name: str, group: Group) -> Config:
 def _equipped(
     parts: Parts, learner: LearnerId, config: str, modules: Sequence[nn.Module]
 ) -> tuple[Equipment, Mirror]:
-    trains, judges = (parts.bench(module, parts.shares) for module in modules)
-    (profile,) = trains.profiles()
+    (module, data), (judge_module, judge_data) = (parts.place(one) for one in modules)
+    (profile,) = data.profiles()
     pulse = Pulse()
-    trainer = Cohort(trains, Loop(trains, pulse.beat))
+    trainer = Cohort(module, data, Loop(module, pulse.beat))
     equipment = Equipment(
         name=learner,
         profile=profile,
@@ -110,12 +110,12 @@ def _equipped(
         trainer=trainer,
         own_judge=trainer,
         durable=trainer,
-        judge=Cohort(judges, Loop(judges), trainer.statistics),
-        upload=codec_of(parts.config.upload, trains.layout),
+        judge=Cohort(judge_module, judge_data, Loop(judge_module), trainer.statistics),
+        upload=codec_of(parts.config.upload, module.layout),
         is_judged=parts.recipe.weighting.judged_by != "nobody",
         fixed_epochs=parts.config.train.epochs,
         ordered=partial(trainer.statistics.begin, learner),
         pulse=pulse,
     )
-    mirror = Mirror(Dense(trains.layout), codec_of(parts.config.download, trains.layout))
+    mirror = Mirror(Dense(module.layout), codec_of(parts.config.download, module.layout))
     return equipment, mirror

@@ -10,6 +10,7 @@ from metis.deploy.equip import on_its_own
 from metis.deploy.first import own_learner
 from metis.runtime.assemble import lay_out
 from metis.training.flat import load_into
+from metis.training.learner_data import test_result
 
 
 def test_score(model: Path, config: Config, app: str | None) -> dict[str, Any]:
@@ -22,8 +23,8 @@ def test_score(model: Path, config: Config, app: str | None) -> dict[str, Any]:
         own = own_learner(app, "")
         parts, module = lay_out(alone, own.model, own.data), own.model
     load_into(module, str(model))
-    bench = parts.bench(module, parts.shares)
-    found = bench.test_result(bench.test_parts(bench.flat.to_vector(), 0, 1))
+    placed, data = parts.place(module)
+    found = test_result(data.test_parts(placed.flat.to_vector(), 0, 1))
     return {
         "metric": "accuracy" if parts.dataset.num_classes else "r2",
         "score": found.score,

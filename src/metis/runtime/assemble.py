@@ -37,12 +37,13 @@ from metis.runtime.journal import Record
 from metis.runtime.plugin import absolute, call
 from metis.runtime.records import LearnerRow, RunRecord, as_fields
 from metis.runtime.simulate import Plan
-from metis.training.engines.choose import Learners, Shared, choose, start
+from metis.training.engines.choose import Learners, SharedEngines, choose, start
 from metis.training.epochs import Share
 from metis.training.flat import as_module, load_into
+from metis.training.learner_data import LearnerData, place
+from metis.training.module import ModuleOnDevice
 from metis.training.prepare import preparation_named
 from metis.training.step import Training
-from metis.training.workbench import Workbench
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,12 +81,12 @@ class Parts:
             load_into(module, self.config.model.initial)
         return module
 
-    def bench(self, module: nn.Module, shares: Mapping[LearnerId, Share]) -> Workbench:
-        """Return what trains and scores for these learners with this module, which it takes."""
-        return Workbench(
-            module=module,
+    def place(self, network: nn.Module) -> tuple[ModuleOnDevice, LearnerData]:
+        """Put a network, which is taken over, and the learners' data on the device."""
+        return place(
+            network=network,
             dataset=self.dataset,
-            shares=shares,
+            shares=self.shares,
             training=_training(self.config, self.recipe),
             preparation=preparation_named(self.dataset.advice.augment),
             seed=self.config.seed,
@@ -132,30 +133,30 @@ def assemble(
     data: Dataset | None = None,
     *,
     loaded: Dataset | None = None,
-    shared: Shared | None = None,
+    shared: SharedEngines | None = None,
 ) -> Federation:
     """Build a federation. A module and a dataset of the user's own go before those named.
 
     The module is taken over and trained in; its weights as they are now are version 0. `loaded`
-    is the dataset that the config names, if it is at hand; `shared` are trainers of other runs.
+    is the dataset that the config names, if it was read already; `shared` are engines of other
+    runs.
     """
     parts = lay_out(config, model, data, loaded)
     config, _chosen, dataset = parts.config, parts.recipe, parts.dataset
     shares, groups, division = parts.shares, parts.groups, parts.division
     names = list(shares)
-    module = parts.module() if model is None else _given(model, config)
-    bench = parts.bench(module, shares)
-    first = Snapshot(0, bench.flat.to_vector())
+    module, placed = parts.place(parts.module() if model is None else _given(model, config))
+    first = Snapshot(0, module.flat.to_vector())
     if not np.isfinite(first.weights).all():
         raise ModelError("the initial model holds values that are not finite")
-    layout = bench.layout
+    layout = module.layout
     at_work = min(config.learners, config.recipe.sample or config.learners)
-    choice = choose(bench, config.engine, config.threads, at_work, config.memory_gib)
+    choice = choose(module, placed, config.engine, config.threads, at_work, config.memory_gib)
     config = replace(config, engine=choice.engine, threads=choice.threads)
-    profiles = {profile.learner: profile for profile in bench.profiles()}
+    profiles = {profile.learner: profile for profile in placed.profiles()}
     controller = controller_of(config, first, layout, dataset.num_classes)
     validation = {name: len(share.validation) for name, share in shares.items()}
-    plan = plan_of(config, profiles, validation, bench.has_batch_norm, layout)
+    plan = plan_of(config, profiles, validation, module.has_batch_norm, layout)
     held = holdings(dataset.y_train, division, dataset.num_classes)
     header = RunRecord(
         **known_of(config, layout, dataset.num_classes, digest(first.weights)),
@@ -164,7 +165,7 @@ def assemble(
         partition=division.note,
         engine=choice.engine,
         engine_note=choice.note,
-        batch_note=batch_note(bench),
+        batch_note=batch_note(module.training, placed),
         unplaced=division.unplaced,
         learners=[
             LearnerRow(
@@ -177,17 +178,17 @@ def assemble(
             for name, row in zip(names, held, strict=True)
         ],
     )
-    learners = start(bench, choice, shared)
+    learners = start(module, placed, choice, shared)
     return Federation(config, plan, controller, learners, layout, as_fields(header))
 
 
-def batch_note(bench: Workbench) -> str | None:
+def batch_note(training: Training, data: LearnerData) -> str | None:
     """Return how many learners end their epochs with a mini-batch so small that it can spoil their
     models, and who has the smallest."""
-    if bench.training.last_batch != "short":
+    if training.last_batch != "short":
         return None
-    size, profiles = bench.training.batch_size, bench.profiles()
-    last = {one.learner: bench.epochs.last_batch(one.learner) for one in profiles}
+    size, profiles = training.batch_size, data.profiles()
+    last = {one.learner: data.epochs.last_batch(one.learner) for one in profiles}
     several = [one.learner for one in profiles if one.steps_per_epoch > 1]
     tiny = {name: last[name] for name in several if last[name] <= TINY * size}
     if not tiny:

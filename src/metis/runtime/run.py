@@ -17,7 +17,7 @@ from metis.runtime.session import Result, Session
 from metis.runtime.signals import stop_requests
 from metis.store.atomic import partial, put_in_place
 from metis.store.weights import save_safetensors
-from metis.training.engines.choose import Shared
+from metis.training.engines.choose import SharedEngines
 from metis.training.threads import num_threads
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def open_run(
     out: Path,
     listeners: tuple[Listener, ...],
     dataset: Dataset,
-    shared: Shared,
+    shared: SharedEngines,
 ) -> Opened:
     """The same for one of several runs that are to be computed together: begun, not made."""
     federation = assemble(config, loaded=dataset, shared=shared)

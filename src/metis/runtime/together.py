@@ -20,8 +20,9 @@ from metis.runtime.journal import Listener
 from metis.runtime.run import Opened, open_run
 from metis.runtime.session import Session
 from metis.runtime.signals import stop_requests
-from metis.training.cohort import Cohort, Job
-from metis.training.engines.choose import Shared
+from metis.training.cohort import Cohort
+from metis.training.engines.choose import SharedEngines
+from metis.training.jobs import Job
 from metis.training.threads import num_threads
 
 
@@ -36,9 +37,9 @@ class Plan:
 
 @dataclass(slots=True)
 class _Runs:
-    """The sessions that are still going, and the trainers they share."""
+    """The sessions that are still going, and the engines they share."""
 
-    shared: Shared
+    shared: SharedEngines
     going: list[Session] = field(default_factory=list)
 
     def compute(self) -> None:
@@ -46,12 +47,12 @@ class _Runs:
         jobs: dict[int, list[Job]] = {}
         for session in self.going:
             if isinstance(session.learners, Cohort):
-                trainer = session.learners.trainer
-                if trainer.together:
-                    jobs.setdefault(id(trainer), []).extend(session.learners.open_jobs())
-        for trainer in self.shared.trainers():
-            if jobs.get(id(trainer)):
-                trainer.train(jobs[id(trainer)])
+                engine = session.learners.engine
+                if engine.together:
+                    jobs.setdefault(id(engine), []).extend(session.learners.open_jobs())
+        for engine in self.shared.all():
+            if jobs.get(id(engine)):
+                engine.train(jobs[id(engine)])
 
 
 def run_together(plans: Sequence[Plan]) -> list[dict[str, Any]]:
@@ -59,7 +60,7 @@ def run_together(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
     If the user stops it, every run is left so that it can be taken up again.
     """
-    shared = Shared(len(plans))
+    shared = SharedEngines(len(plans))
     datasets = {plan.config.data: dataset_of(plan.config) for plan in plans}
     opened: list[Opened] = []
     try:

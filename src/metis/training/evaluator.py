@@ -16,8 +16,8 @@ from metis.core.errors import DataError, ModelError
 from metis.core.types import ClassCounts, Counts, ErrorSums
 from metis.training.step import Loss
 
-# About so many at once. Results must not depend on memory that happens to be free, so these are
-# numbers, not measures. A GPU is not busy with 500 examples of a small network.
+# The size of a batch, about. Results must not depend on memory that happens to be free, so these
+# are numbers, not measures. A GPU is not busy with 500 examples of a small network.
 EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}
 
 
@@ -27,7 +27,7 @@ class Examples:
 
     x: Tensor
     y: Tensor
-    prepared: bool = False  # whether x is what a module is fed in evaluation mode
+    prepared: bool = False  # whether x is ready for a network in evaluation mode
 
     @classmethod
     def on(
@@ -42,7 +42,7 @@ class Examples:
         return cls(_to(device, x), _to(device, y))
 
 
-#: Inputs that take no more than this are prepared once, not anew for every model.
+#: Inputs that take no more than this are prepared once, not for every model again.
 PREPARED_BYTES = 256 * 2**20
 
 
@@ -101,34 +101,12 @@ def pooled(scores: Sequence[Scores]) -> tuple[Counts, float]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Applies the model that a module holds at the moment, in evaluation mode."""
+    """Applies the present model of a network, in evaluation mode."""
 
-    module: nn.Module
-    feed: Callable[[Tensor], Tensor]  # makes stored inputs ready for the module
+    network: nn.Module
+    feed: Callable[[Tensor], Tensor]  # makes stored inputs ready for the network
     loss: Loss
     num_classes: int
-
-    def check(self, examples: Examples) -> None:
-        """Feed the module two examples. Raises ModelError when it does not fit the data."""
-        name = type(self.module).__name__
-        few = Examples(examples.x[:2], examples.y[:2])
-        shape = tuple(self.feed(few.x).shape[1:])
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                outputs = self.module(self.feed(few.x))
-        except Exception as error:  # whatever the user's own module raises
-            raise ModelError(f"{name} cannot take inputs of shape {shape}: {error!r}") from error
-        if not isinstance(outputs, Tensor):
-            raise ModelError(f"{name} returns a {type(outputs).__name__}, not a tensor")
-        got = tuple(outputs.shape)
-        wanted = (len(few.y), self.num_classes or 1)
-        if got != wanted and (self.num_classes or got != wanted[:1]):
-            what = f"{self.num_classes} classes" if self.num_classes else "a regression"
-            raise ModelError(
-                f"{name} gives outputs of shape {got} for {len(few.y)} examples, "
-                f"but {what} needs {wanted}"
-            )
 
     def mean_loss(self, examples: Examples, indices: Tensor) -> Tensor:
         """Return the mean loss over some examples, still on the device."""
@@ -156,14 +134,14 @@ class Evaluator:
         return found
 
     def _outputs(self, examples: Examples, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give the indices of each batch, and what the model makes of it."""
-        self.module.eval()
-        # no_grad, not inference_mode: what a module of the user's caches on its first pass here
-        # (a positional table, say) must be fit for training later.
+        """Give the indices of each batch, and its outputs."""
+        self.network.eval()
+        # no_grad, not inference_mode: what a user's network caches on its first pass here
+        # (a positional table, say) is needed for training later.
         with torch.no_grad():
             for part in batches(indices):
                 x = examples.x[part]
-                yield part, self.module(x if examples.prepared else self.feed(x)).float()
+                yield part, self.network(x if examples.prepared else self.feed(x)).float()
 
     def _predicted(self, outputs: Tensor) -> Tensor:
         """Return the predicted class or number of each example."""
@@ -187,6 +165,26 @@ class Evaluator:
             ClassCounts(matrix.astype(np.int64))
             for matrix in table.reshape(len(sizes), self.num_classes, self.num_classes)
         ]
+
+
+def check_outputs(network: nn.Module, x: Tensor, num_classes: int) -> None:
+    """Feed a network a few examples. Raises ModelError when it does not fit the data."""
+    name, count = type(network).__name__, len(x)
+    network.eval()
+    try:
+        with torch.no_grad():
+            outputs = network(x)
+    except Exception as error:  # whatever the user's own module raises
+        shape = tuple(x.shape[1:])
+        raise ModelError(f"{name} cannot take inputs of shape {shape}: {error!r}") from error
+    if not isinstance(outputs, Tensor):
+        raise ModelError(f"{name} returns a {type(outputs).__name__}, not a tensor")
+    got, wanted = tuple(outputs.shape), (count, num_classes or 1)
+    if got != wanted and (num_classes or got != wanted[:1]):
+        what = f"{num_classes} classes" if num_classes else "a regression"
+        raise ModelError(
+            f"{name} gives outputs of shape {got} for {count} examples, but {what} needs {wanted}"
+        )
 
 
 def _error_sums(actual: NDArray[np.float32], predicted: NDArray[np.float32]) -> ErrorSums:

@@ -9,13 +9,16 @@ from typing import TypeAlias
 import torch
 
 from metis.core.errors import ConfigError, unknown
-from metis.training.cohort import Cohort, Trainer
+from metis.training.cohort import Cohort
 from metis.training.engines import graphs, stack
 from metis.training.engines.graphs import Graphs
 from metis.training.engines.loop import Loop
-from metis.training.engines.processes import Processes, can_fork
+from metis.training.engines.pool import can_fork
+from metis.training.engines.processes import Processes
 from metis.training.engines.stack import Stack
-from metis.training.workbench import Workbench
+from metis.training.jobs import Engine
+from metis.training.learner_data import LearnerData
+from metis.training.module import ModuleOnDevice
 
 ENGINES = ("auto", "loop", "stack", "processes", "graphs")
 
@@ -35,33 +38,38 @@ class Choice:
 
 
 def choose(
-    bench: Workbench, engine: str, threads: int | None, at_work: int, memory_gib: float
+    module: ModuleOnDevice,
+    data: LearnerData,
+    engine: str,
+    threads: int | None,
+    at_work: int,
+    memory_gib: float,
 ) -> Choice:
-    """Settle what was left open. `at_work`: how many learners can be at work at once.
+    """Choose an engine and its threads. `at_work`: how many learners can be at work at once.
 
-    What was asked for and cannot be had is replaced by the loop, and the choice says why.
+    An engine that cannot compute these learners is replaced by the loop; `note` says why.
     """
     # On a GPU the CPU only copies and averages models, for which many threads are a hindrance.
-    cores = threads or (1 if bench.device.type == "cuda" else os.cpu_count() or 1)
+    cores = threads or (1 if module.device.type == "cuda" else os.cpu_count() or 1)
     note = None
     if engine == "auto":
-        engine = _rule(bench, cores, at_work)
+        engine = _rule(module, data, cores, at_work)
     elif engine != "loop":
-        note = _why_not(bench, engine)
+        note = _why_not(module, data, engine)
         if note is not None:
             engine, note = "loop", f"engine = loop instead of {engine}: {note}"
-    _check_memory(bench, at_work)
+    _check_memory(module, at_work)
     if threads is None and engine == "stack":
         cores = 1  # its operations are too small to be shared out
     return Choice(engine, cores, at_work, memory_gib, note)
 
 
-def _check_memory(bench: Workbench, at_work: int) -> None:
+def _check_memory(module: ModuleOnDevice, at_work: int) -> None:
     """Raise ConfigError if the models of all learners at work cannot be in memory together."""
-    training = bench.training
+    training = module.training
     copies = 1 + bool(training.momentum) + bool(training.proximal)
-    needed = 4 * bench.layout.size * copies * at_work
-    there = _memory(bench)
+    needed = 4 * module.layout.size * copies * at_work
+    there = _memory(module)
     if needed > there:
         raise ConfigError(
             f"{at_work:,} learners at work at once need {needed / 2**30:,.0f} GiB, but there are "
@@ -70,32 +78,32 @@ def _check_memory(bench: Workbench, at_work: int) -> None:
         )
 
 
-def _memory(bench: Workbench) -> int:
-    if bench.device.type == "cuda":
-        return torch.cuda.get_device_properties(bench.device).total_memory
+def _memory(module: ModuleOnDevice) -> int:
+    if module.device.type == "cuda":
+        return torch.cuda.get_device_properties(module.device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _rule(bench: Workbench, cores: int, at_work: int) -> str:
-    if bench.device.type == "cuda":
-        return "loop" if graphs.why_not(bench) else "graphs"
+def _rule(module: ModuleOnDevice, data: LearnerData, cores: int, at_work: int) -> str:
+    if module.device.type == "cuda":
+        return "loop" if graphs.why_not(module) else "graphs"
     if at_work == 1:
         return "loop"
-    if bench.layout.size <= STACKED_VALUES and stack.why_not(bench) is None:
+    if module.layout.size <= STACKED_VALUES and stack.why_not(module, data) is None:
         return "stack"
     # Where torch sees a GPU, one backward pass in this process keeps a forked one from its own.
     safe = can_fork() and not torch.cuda.is_available()
     return "processes" if cores > 1 and safe else "loop"
 
 
-def _why_not(bench: Workbench, engine: str) -> str | None:
+def _why_not(module: ModuleOnDevice, data: LearnerData, engine: str) -> str | None:
     match engine:
         case "stack":
-            return stack.why_not(bench)
+            return stack.why_not(module, data)
         case "graphs":
-            return graphs.why_not(bench)
+            return graphs.why_not(module)
         case "processes":
-            if bench.device.type == "cuda":
+            if module.device.type == "cuda":
                 return "several processes do not share a GPU well"
             return None if can_fork() else "processes need Linux"
     raise ConfigError(unknown("engine", engine, ENGINES))
@@ -105,54 +113,59 @@ def _why_not(bench: Workbench, engine: str) -> str | None:
 Learners: TypeAlias = Cohort | Processes
 
 
-class Shared:
-    """The trainers of several runs: one for all whose learners can be trained together."""
+class SharedEngines:
+    """The engines of several runs: one for all whose learners can be trained together."""
 
     def __init__(self, num_runs: int) -> None:
         self._num_runs = num_runs
-        self._known: list[tuple[Workbench, str, Trainer]] = []
+        self._known: list[tuple[LearnerData, str, Engine]] = []
 
-    def trainers(self) -> list[Trainer]:
-        return [trainer for _, _, trainer in self._known]
+    def all(self) -> list[Engine]:
+        return [engine for _, _, engine in self._known]
 
-    def trainer(self, bench: Workbench, choice: Choice) -> Trainer:
-        """Return the trainer for a run: that of an earlier one, where it fits."""
-        for other, engine, trainer in self._known:
-            if engine == choice.engine and bench.is_kin_of(other):
-                return trainer
-        trainer = _trainer(bench, replace(choice, at_work=choice.at_work * self._num_runs))
-        self._known.append((bench, choice.engine, trainer))
-        return trainer
+    def engine_for(self, module: ModuleOnDevice, data: LearnerData, choice: Choice) -> Engine:
+        """Return the engine for a run: that of an earlier run, if it fits."""
+        for other, name, engine in self._known:
+            if name == choice.engine and data.is_kin_of(other):
+                return engine
+        engine = _engine(module, data, replace(choice, at_work=choice.at_work * self._num_runs))
+        self._known.append((data, choice.engine, engine))
+        return engine
 
 
-def start(bench: Workbench, choice: Choice, shared: Shared | None = None) -> Learners:
+def start(
+    module: ModuleOnDevice,
+    data: LearnerData,
+    choice: Choice,
+    shared: SharedEngines | None = None,
+) -> Learners:
     """Return the learners, ready to compute; close them afterwards."""
     if choice.engine == "processes":
-        return Processes(bench, Loop(bench), choice.threads, choice.at_work)
+        return Processes(module, data, Loop(module), choice.threads, choice.at_work)
     if shared is not None and choice.engine != "loop":
-        return Cohort(bench, shared.trainer(bench, choice))
-    return Cohort(bench, _trainer(bench, choice))
+        return Cohort(module, data, shared.engine_for(module, data, choice))
+    return Cohort(module, data, _engine(module, data, choice))
 
 
-def _trainer(bench: Workbench, choice: Choice) -> Trainer:
+def _engine(module: ModuleOnDevice, data: LearnerData, choice: Choice) -> Engine:
     match choice.engine:
         case "stack":
-            return Stack(bench, fitting(bench, choice))
+            return Stack(module, data, fitting(module, choice))
         case "graphs":
-            return Graphs(bench, min(graphs.MAX_SLOTS, fitting(bench, choice)))
-    return Loop(bench)
+            return Graphs(module, data, min(graphs.MAX_SLOTS, fitting(module, choice)))
+    return Loop(module)
 
 
-def fitting(bench: Workbench, choice: Choice) -> int:
+def fitting(module: ModuleOnDevice, choice: Choice) -> int:
     """Return how many learners may be computed at once. Raises ConfigError if not even one fits."""
     # Weights, gradient, velocity and start; what the backward pass needs, and as much in transit.
-    each = 4 * 4 * bench.layout.size + 2 * bench.step_bytes()
+    each = 4 * 4 * module.layout.size + 2 * module.step_bytes()
     if choice.engine == "graphs":
         each += graphs.PREPARED_BYTES
     budget = choice.memory_gib * 2**30
     if each > budget:
         raise ConfigError(
             f"memory_gib = {choice.memory_gib}: one learner alone needs {each / 2**30:.2g} GiB "
-            f"with batches of {bench.training.batch_size}; allow for more, or use smaller batches"
+            f"with batches of {module.training.batch_size}; allow for more, or use smaller batches"
         )
     return min(choice.at_work, int(budget // each))

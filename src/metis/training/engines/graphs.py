@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metis.training.cohort import Job, Run, settle, settle_validation
 from metis.training.epochs import Stretch
 from metis.training.flat import flatten
+from metis.training.jobs import Job, Run, settle, settle_validation
+from metis.training.learner_data import LearnerData
+from metis.training.module import ModuleOnDevice
 from metis.training.step import new_optimizer, not_plain_sgd, train_step
-from metis.training.workbench import Workbench
 
 #: More streams than this do not make an H200 any busier.
 MAX_SLOTS = 16
@@ -42,27 +43,28 @@ class Outcome:
 
 
 class Slot:
-    """A copy of the module with everything a step touches, at addresses that never change."""
+    """A copy of the network with everything a step touches, at addresses that never change."""
 
-    def __init__(self, bench: Workbench, max_steps: int) -> None:
-        self._bench = bench
-        device = bench.device
+    def __init__(self, module: ModuleOnDevice, data: LearnerData, max_steps: int) -> None:
+        self._module = module
+        self._data = data
+        device = module.device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.module: nn.Module = copy.deepcopy(bench.module)
-        self._flat = flatten(self.module, channels_last=bool(bench.flat.channels_last))
-        self._counters = [b for b in self.module.buffers() if not b.is_floating_point()]
-        training = bench.training
+        self.network: nn.Module = copy.deepcopy(module.network)
+        self._flat = flatten(self.network, channels_last=bool(module.flat.channels_last))
+        self._counters = [b for b in self.network.buffers() if not b.is_floating_point()]
+        training = module.training
         self._momentum = torch.zeros_like(self._flat.values) if training.momentum else None
         self._start = torch.zeros_like(self._flat.values) if training.proximal else None
-        self._anchors = bench.anchors(self._start, self.module)
+        self._anchors = module.anchors(self._start, self.network)
         self._rate = torch.zeros((), device=device)
-        self._optimizer = new_optimizer(training, self.module)
+        self._optimizer = new_optimizer(training, self.network)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
         if self._momentum is not None:
             # u = 0 at first, in memory that can be written to from outside.
             velocities = self._flat.parts(self._momentum)
-            for name, parameter in self.module.named_parameters():
+            for name, parameter in self.network.named_parameters():
                 if parameter.requires_grad:
                     self._optimizer.state[parameter]["momentum_buffer"] = velocities[name]
         self._x: Tensor | None = None  # prepared inputs; made when their shape is known
@@ -84,7 +86,7 @@ class Slot:
             self._momentum.copy_(run.optimizer["momentum"])
         if self._start is not None and run.start is not None:
             self._start.copy_(run.start)
-        self._rate.fill_(self._bench.training.learning_rate * run.rate_factor)
+        self._rate.fill_(self._module.training.learning_rate * run.rate_factor)
 
     def store(self, run: Run) -> None:
         """Give a run back as it stands now."""
@@ -97,12 +99,12 @@ class Slot:
     def prepare(self, stretch: Stretch, first: int, last: int) -> None:
         """Make the inputs of some mini-batches of a stretch ready, to be stepped through."""
         rows = slice(first * stretch.batch_size, last * stretch.batch_size)
-        device = self._bench.device
+        device = self._module.device
         # From pinned memory, so that this does not wait for what the stream has yet to do.
         examples = stretch.epoch.examples[rows].pin_memory().to(device, non_blocking=True)
         draws = stretch.epoch.draws[rows].pin_memory().to(device, non_blocking=True)
-        x, y = self._bench.feed_training(examples, draws)
-        if self._bench.flat.channels_last and x.ndim == 4:
+        x, y = self._data.feed_training(examples, draws)
+        if self._module.flat.channels_last and x.ndim == 4:
             x = x.permute(0, 2, 3, 1)
         if self._x is None or self._y is None:
             num_rows = self._max_steps * stretch.batch_size
@@ -126,12 +128,12 @@ class Slot:
         state = [self._flat.values, self._row, self._step, self._losses, *self._counters]
         state += [] if self._momentum is None else [self._momentum]
         before = [tensor.clone() for tensor in state]
-        self._offsets[size] = offsets = torch.arange(size, device=self._bench.device)
-        self.module.train()
-        with self._bench.arithmetic():
+        self._offsets[size] = offsets = torch.arange(size, device=self._module.device)
+        self.network.train()
+        with self._module.arithmetic():
             for _ in range(2):  # libraries set themselves up on first use, which is not captured
                 self._compute(offsets)
-            torch.cuda.synchronize(self._bench.device)
+            torch.cuda.synchronize(self._module.device)
             graph = torch.cuda.CUDAGraph()
             with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
                 self._compute(offsets)
@@ -144,15 +146,15 @@ class Slot:
         assert self._y is not None
         rows = offsets + self._row
         x = self._x.index_select(0, rows)
-        if self._bench.flat.channels_last and x.ndim == 4:
+        if self._module.flat.channels_last and x.ndim == 4:
             x = x.permute(0, 3, 1, 2)
         batch = (x, self._y.index_select(0, rows))
         loss = train_step(
-            self.module,
+            self.network,
             self._optimizer,
-            self._bench.loss,
+            self._module.loss,
             batch,
-            self._bench.training,
+            self._module.training,
             self._anchors,
         )
         self._losses.index_copy_(0, self._step, loss.float().reshape(1))
@@ -177,21 +179,20 @@ class Graphs:
 
     together = True
 
-    def __init__(self, bench: Workbench, num_slots: int) -> None:
-        self._bench = bench
-        few = bench.feed_evaluation(bench.train.x[:1])
-        batch_bytes = few[0].nbytes * bench.training.batch_size
-        self._max_steps = max(1, min(256, PREPARED_BYTES // batch_bytes))
-        self._slots = [Slot(bench, self._max_steps) for _ in range(num_slots)]
+    def __init__(self, module: ModuleOnDevice, data: LearnerData, num_slots: int) -> None:
+        """`data` feeds the mini-batches of all jobs: those of its kin are the same."""
+        self._module = module
+        self._max_steps = max(1, min(256, PREPARED_BYTES // data.batch_bytes()))
+        self._slots = [Slot(module, data, self._max_steps) for _ in range(num_slots)]
 
     def new_optimizer(self, rate_factor: float, kept: object | None) -> dict[str, Any]:
-        return self._bench.new_velocity(kept)
+        return self._module.new_velocity(kept)
 
     def state_of(self, optimizer: dict[str, Any]) -> object:
         return optimizer
 
     def train(self, jobs: Sequence[Job]) -> None:
-        now = torch.cuda.current_stream(self._bench.device)
+        now = torch.cuda.current_stream(self._module.device)
         outcomes: list[Outcome] = []
         driven = []
         for slot, queue in zip(self._slots, self._dealt(jobs), strict=True):
@@ -221,11 +222,11 @@ class Graphs:
     def _drive(self, slot: Slot, queue: Sequence[Job], outcomes: list[Outcome]) -> Iterator[bool]:
         """Launch a slot's work, giving way after each step."""
         for job in queue:
-            run, bench = job.run, job.bench
+            run, data = job.run, job.data
             slot.load(run)
             outcome = Outcome(job, None, [], None)
-            if run.with_loss and run.num_done == 0:
-                outcome.before = bench.validation_loss(run.learner, slot.module)
+            if run.with_loss and run.steps.computed == 0:
+                outcome.before = data.validation_loss(run.learner, slot.network)
             for stretch in job.stretches():
                 sizes = stretch.sizes()
                 for first in range(stretch.first, stretch.last, self._max_steps):
@@ -237,7 +238,7 @@ class Graphs:
                     outcome.losses.append(slot.losses(last - first))
             slot.store(run)
             if run.with_loss:
-                outcome.after = bench.validation_loss(run.learner, slot.module)
+                outcome.after = data.validation_loss(run.learner, slot.network)
             outcomes.append(outcome)
 
     def _settle(self, outcomes: Sequence[Outcome]) -> None:
@@ -248,16 +249,16 @@ class Graphs:
                 settle_validation(run, float(outcome.before))
             losses: np.ndarray[Any, np.dtype[np.float32]] = torch.cat(outcome.losses).cpu().numpy()
             settle(run, losses, outcome.job.steps_per_epoch())
-            if outcome.after is not None and run.failure is None:
+            if outcome.after is not None and run.steps.failure is None:
                 settle_validation(run, float(outcome.after))
 
 
-def why_not(bench: Workbench) -> str | None:
+def why_not(module: ModuleOnDevice) -> str | None:
     """Say why learners cannot be computed so; None if they can."""
-    if bench.device.type != "cuda":
+    if module.device.type != "cuda":
         return "CUDA graphs need device = cuda"
-    reason = not_plain_sgd(bench.training)
-    if reason is None and bench.draws_chance:
-        name = type(bench.module).__name__
+    reason = not_plain_sgd(module.training)
+    if reason is None and module.draws_chance:
+        name = type(module.network).__name__
         reason = f"{name} draws random numbers when it trains, and every learner has its own"
     return reason

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from metis.training.cohort import Job, settle, settle_validation
+from metis.training.jobs import Job, settle, settle_validation
+from metis.training.module import ModuleOnDevice
 from metis.training.step import new_optimizer, train_step
-from metis.training.workbench import Workbench
 
 
 class Loop:
-    """The trainer all others are measured against. Batches of one learner never meet another's.
+    """The engine that all others are measured against. Each learner is computed alone.
 
     On one kind of machine with one number of threads the same task gives the same bytes, whatever
     was computed before it.
@@ -23,13 +23,14 @@ class Loop:
     together = False
 
     def __init__(
-        self, bench: Workbench, pulse: Callable[[int], None] = lambda num_steps: None
+        self, module: ModuleOnDevice, pulse: Callable[[int], None] = lambda num_steps: None
     ) -> None:
-        self._bench = bench
-        self._pulse = pulse  # told after each step how many of the task are done
+        """`pulse` is called after each step with the number of the task's steps that are done."""
+        self._module = module
+        self._pulse = pulse
 
     def new_optimizer(self, rate_factor: float, kept: object | None) -> torch.optim.Optimizer:
-        optimizer = new_optimizer(self._bench.training, self._bench.module, rate_factor)
+        optimizer = new_optimizer(self._module.training, self._module.network, rate_factor)
         if kept is not None:
             rates = [group["lr"] for group in optimizer.param_groups]
             assert isinstance(kept, dict)
@@ -52,43 +53,43 @@ class Loop:
             self._train(job)
 
     def _train(self, job: Job) -> None:
-        bench, run = self._bench, job.run
-        bench.flat.point_to(run.weights)
-        _copy_all(bench.counters, run.counters)
-        if run.with_loss and run.num_done == 0:
-            settle_validation(run, float(bench.validation_loss(run.learner)))
+        module, run = self._module, job.run
+        module.flat.point_to(run.weights)
+        _copy_all(module.counters, run.counters)
+        if run.with_loss and run.steps.computed == 0:
+            settle_validation(run, float(job.data.validation_loss(run.learner)))
         losses = self._steps(job)
-        _copy_all(run.counters, bench.counters)
+        _copy_all(run.counters, module.counters)
         # One look per job: looking at each loss would make an accelerator wait at every step.
         settle(run, losses.cpu().numpy(), job.steps_per_epoch())
-        if run.with_loss and run.failure is None:
-            settle_validation(run, float(bench.validation_loss(run.learner)))
+        if run.with_loss and run.steps.failure is None:
+            settle_validation(run, float(job.data.validation_loss(run.learner)))
 
     def _steps(self, job: Job) -> Tensor:
-        """Train the module, which holds the run's weights; return the loss of each step."""
-        bench, run = self._bench, job.run
-        anchors = bench.anchors(run.start)
+        """Train the network, which holds the run's weights; return the loss of each step."""
+        module, run = self._module, job.run
+        anchors = module.anchors(run.start)
         losses: list[Tensor] = []
-        bench.module.train()
-        with bench.chance() as seed_torch, bench.arithmetic():
+        module.network.train()
+        with module.chance() as seed_torch, module.arithmetic():
             for stretch in job.stretches():
-                examples = stretch.epoch.examples.to(bench.device)
-                draws = stretch.epoch.draws.to(bench.device)
+                examples = stretch.epoch.examples.to(module.device)
+                draws = stretch.epoch.draws.to(module.device)
                 for step in range(stretch.first, stretch.last):
                     rows = slice(step * stretch.batch_size, (step + 1) * stretch.batch_size)
-                    batch = bench.feed_training(examples[rows], draws[rows])
+                    batch = job.data.feed_training(examples[rows], draws[rows])
                     seed_torch(stretch.epoch.seeds[step])
                     losses.append(
                         train_step(
-                            bench.module,
+                            module.network,
                             run.optimizer,
-                            bench.loss,
+                            module.loss,
                             batch,
-                            bench.training,
+                            module.training,
                             anchors,
                         )
                     )
-                    self._pulse(run.num_done + len(losses))
+                    self._pulse(run.steps.computed + len(losses))
         return torch.stack(losses)
 
 

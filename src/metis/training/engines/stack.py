@@ -20,11 +20,12 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from metis.core.types import LearnerId
-from metis.training.cohort import Job, Run, Trainer, settle, settle_validation
 from metis.training.engines.loop import Loop
 from metis.training.epochs import Stretch
+from metis.training.jobs import Engine, Job, Run, settle, settle_validation
+from metis.training.learner_data import LearnerData
+from metis.training.module import ModuleOnDevice
 from metis.training.step import decayed_names, not_plain_sgd
-from metis.training.workbench import Workbench
 
 #: Examples that stacked models are validated on at once.
 VALIDATION_BATCH = 4096
@@ -78,19 +79,21 @@ class Stack:
 
     together = True
 
-    def __init__(self, bench: Workbench, max_learners: int) -> None:
-        self._bench = bench
+    def __init__(self, module: ModuleOnDevice, data: LearnerData, max_learners: int) -> None:
+        """`data` feeds the mini-batches of all jobs: those of its kin are the same."""
+        self._module = module
+        self._data = data
         self._max_learners = max_learners
-        self._trained = [name for name, _ in bench.trained]
-        self._decayed = decayed_names(bench.training, bench.module)
-        names = {id(buffer): name for name, buffer in bench.module.named_buffers()}
-        self._counter_names = [names[id(counter)] for counter in bench.counters]
-        self._buffers = [p.name for p in bench.layout.tensors if p.kind == "buffer"]
+        self._trained = [name for name, _ in module.trained]
+        self._decayed = decayed_names(module.training, module.network)
+        names = {id(buffer): name for name, buffer in module.network.named_buffers()}
+        self._counter_names = [names[id(counter)] for counter in module.counters]
+        self._buffers = [p.name for p in module.layout.tensors if p.kind == "buffer"]
         self._losses = vmap(self._loss_of_one)
         self._outputs = vmap(self._outputs_of_one)
 
     def new_optimizer(self, rate_factor: float, kept: object | None) -> dict[str, Any]:
-        return self._bench.new_velocity(kept)
+        return self._module.new_velocity(kept)
 
     def state_of(self, optimizer: dict[str, Any]) -> object:
         return optimizer
@@ -102,14 +105,13 @@ class Stack:
             self._train_together(ordered[at : at + self._max_learners])
 
     def _train_together(self, jobs: Sequence[Job]) -> None:
-        bench = self._bench
         runs = [job.run for job in jobs]
         stacked = self._stacked(runs)
-        new = [row for row, run in enumerate(runs) if run.with_loss and run.num_done == 0]
+        new = [row for row, run in enumerate(runs) if run.with_loss and run.steps.computed == 0]
         self._validate(jobs, new, stacked)
         plans = [list(job.stretches()) for job in jobs]
         losses: list[list[Tensor]] = [[] for _ in runs]
-        with bench.arithmetic():
+        with self._module.arithmetic():
             for number in range(max(map(len, plans))):
                 self._epoch(
                     {row: plan[number] for row, plan in enumerate(plans) if number < len(plan)},
@@ -124,11 +126,11 @@ class Stack:
                 counter.copy_(rows[row])
             found = torch.cat(losses[row]).cpu().numpy()
             settle(run, found, job.steps_per_epoch())
-        sound = [row for row, run in enumerate(runs) if run.with_loss and run.failure is None]
+        sound = [row for row, run in enumerate(runs) if run.with_loss and run.steps.failure is None]
         self._validate(jobs, sound, stacked)
 
     def _stacked(self, runs: Sequence[Run]) -> Stacked:
-        training = self._bench.training
+        training = self._module.training
         rates = [training.learning_rate * run.rate_factor for run in runs]
         starts = [run.start for run in runs if run.start is not None]
         return Stacked(
@@ -138,7 +140,7 @@ class Stack:
             else None,
             start=torch.stack(starts) if starts else None,
             counters=[torch.stack(same) for same in zip(*(r.counters for r in runs), strict=True)],
-            rates=torch.tensor(rates, dtype=torch.float32, device=self._bench.device),
+            rates=torch.tensor(rates, dtype=torch.float32, device=self._module.device),
         )
 
     # ---- one epoch ----------------------------------------------------------------------------
@@ -147,8 +149,8 @@ class Stack:
         self, stretches: dict[int, Stretch], stacked: Stacked, losses: list[list[Tensor]]
     ) -> None:
         """Train each row its stretch of an epoch."""
-        size = self._bench.training.batch_size
-        if not self._bench.has_batch_norm:
+        size = self._module.training.batch_size
+        if not self._module.has_batch_norm:
             steps = {row: stretch.last - stretch.first for row, stretch in stretches.items()}
             starts = {row: stretch.rows.start for row, stretch in stretches.items()}
             self._batches(stretches, starts, steps, size, stacked, losses)
@@ -180,11 +182,11 @@ class Stack:
         rows = sorted((row for row in steps if steps[row]), key=lambda row: -steps[row])
         if not rows:
             return
-        chosen = torch.tensor(rows, device=self._bench.device)
+        chosen = torch.tensor(rows, device=self._module.device)
         part = stacked.rows(chosen)
         counts = [steps[row] for row in rows]
         batch = self._feed([(stretches[row], starts[row]) for row in rows], counts, size)
-        found = torch.zeros(counts[0], len(rows), device=self._bench.device)
+        found = torch.zeros(counts[0], len(rows), device=self._module.device)
         active = len(rows)
         for step in range(counts[0]):
             while counts[active - 1] <= step:
@@ -211,22 +213,21 @@ class Stack:
             examples[row, : len(found)] = found
             draws[row, : len(found)] = stretch.epoch.draws[these]
             weights[row, : len(found)] = 1.0
-        device = self._bench.device
+        device = self._module.device
         return examples.to(device), draws.to(device), weights.to(device)
 
     # ---- one step -----------------------------------------------------------------------------
 
     def _step(self, part: Stacked, examples: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
         """Take one SGD step with every row; return their losses."""
-        bench = self._bench
         num_rows, size = examples.shape
-        x, y = bench.feed_training(examples.reshape(-1), draws.reshape(num_rows * size, -1))
+        x, y = self._data.feed_training(examples.reshape(-1), draws.reshape(num_rows * size, -1))
         tensors = self._tensors(part)
         trained = [tensors[name].requires_grad_() for name in self._trained]
         # Batch-norm writes to its statistics only where rows of them lie next to each other.
         buffers = {name: tensors[name].contiguous() for name in self._buffers}
         tensors.update(buffers)
-        bench.module.train()
+        self._module.network.train()
         x = x.view(num_rows, size, *x.shape[1:])
         losses = self._losses(tensors, x, y.view(num_rows, size), weights)
         gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
@@ -234,20 +235,20 @@ class Stack:
         with torch.no_grad():
             # What the loss does not depend on has no gradient, and stays.
             self._descend(part, {name: g for name, g in named if g is not None})
-            kept = bench.flat.parts(part.values)
+            kept = self._module.flat.parts(part.values)
             for name, buffer in buffers.items():
                 kept[name].copy_(buffer)
         return losses.detach()
 
     def _tensors(self, part: Stacked) -> dict[str, Tensor]:
         """Return stacked parameters and buffers by name. They share the memory of the rows."""
-        tensors = self._bench.flat.parts(part.values.detach())
+        tensors = self._module.flat.parts(part.values.detach())
         tensors.update(zip(self._counter_names, part.counters, strict=True))
         return tensors
 
     def _descend(self, part: Stacked, gradients: dict[str, Tensor]) -> None:
         """SGD as torch.optim has it, with the proximal term first, for every row at its rate."""
-        training, parts = self._bench.training, self._bench.flat.parts
+        training, parts = self._module.training, self._module.flat.parts
         weights = parts(part.values)
         if part.start is not None:
             starts = parts(part.start)
@@ -273,32 +274,33 @@ class Stack:
     def _loss_of_one(
         self, tensors: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor
     ) -> Tensor:
-        losses = self._bench.losses(functional_call(self._bench.module, tensors, (x,)), y)
+        losses = self._module.losses(functional_call(self._module.network, tensors, (x,)), y)
         return (losses * weights).sum() / weights.sum()
 
     def _outputs_of_one(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self._bench.module, tensors, (x,))
+        outputs: Tensor = functional_call(self._module.network, tensors, (x,))
         return outputs
 
     # ---- validation ---------------------------------------------------------------------------
 
     def _validate(self, jobs: Sequence[Job], rows: Sequence[int], stacked: Stacked) -> None:
         """Record the loss of each row's model on its own learner's validation set."""
-        bench = self._bench
-        sets = {row: jobs[row].bench.validation_set(jobs[row].run.learner) for row in rows}
-        bench.module.eval()
+        module = self._module
+        sets = {row: jobs[row].data.validation_set(jobs[row].run.learner) for row in rows}
+        module.network.eval()
         todo = sorted(rows, key=lambda row: -len(sets[row][1]))
         while todo:
             longest = len(sets[todo[0]][1])
             group = todo[: max(1, VALIDATION_BATCH // longest)]
             todo = todo[len(group) :]
             x = torch.stack([_filled(sets[row][0], longest) for row in group])
-            part = stacked.rows(torch.tensor(group, device=bench.device))
-            with torch.no_grad(), bench.arithmetic():
+            part = stacked.rows(torch.tensor(group, device=module.device))
+            with torch.no_grad(), module.arithmetic():
                 outputs = self._outputs(self._tensors(part), x).float()
             for place, row in enumerate(group):
                 y = sets[row][1]
-                settle_validation(jobs[row].run, float(bench.loss(outputs[place, : len(y)], y)))
+                loss = float(module.loss(outputs[place, : len(y)], y))
+                settle_validation(jobs[row].run, loss)
 
 
 def _filled(x: Tensor, length: int) -> Tensor:
@@ -311,23 +313,23 @@ def _like(values: Tensor, other: Tensor) -> Tensor:
     return values.view(-1, *(1,) * (other.ndim - 1))
 
 
-def why_not(bench: Workbench) -> str | None:
+def why_not(module: ModuleOnDevice, data: LearnerData) -> str | None:
     """Say why the learners of a federation cannot be stacked; None if they can.
 
     Tries the stacked step on two different models and compares it with the ordinary one.
     """
-    reason = not_plain_sgd(bench.training)
+    reason = not_plain_sgd(module.training)
     if reason is not None:
         return reason
-    name = type(bench.module).__name__
-    if bench.draws_chance:
+    name = type(module.network).__name__
+    if module.draws_chance:
         return f"{name} draws random numbers when it trains, and every learner has its own"
-    learners = list(bench.shares)[:2]
+    learners = list(data.shares)[:2]
     try:
-        with bench.as_it_was():
-            held = bench.flat.values.clone()
-            one = _trial(bench, Loop(bench), learners, held)
-            other = _trial(bench, Stack(bench, 2), learners, held)
+        with module.unchanged():
+            held = module.flat.values.clone()
+            one = _trial(module, data, Loop(module), learners, held)
+            other = _trial(module, data, Stack(module, data, 2), learners, held)
     except Exception as error:  # whatever vmap or the user's own module raises
         first = str(error).strip().partition("\n")[0]
         return f"{name} cannot be stacked ({type(error).__name__}: {first})"
@@ -337,9 +339,13 @@ def why_not(bench: Workbench) -> str | None:
 
 
 def _trial(
-    bench: Workbench, trainer: Trainer, learners: Sequence[LearnerId], held: Tensor
+    module: ModuleOnDevice,
+    data: LearnerData,
+    engine: Engine,
+    learners: Sequence[LearnerId],
+    held: Tensor,
 ) -> list[NDArray[np.float32]]:
-    """Take one step with each learner, from models that differ; return what they come to."""
+    """Take one step with each learner, from models that differ; return the trained models."""
     jobs = []
     for place, learner in enumerate(learners):
         weights = held * (1.0 + 0.125 * place)
@@ -349,11 +355,11 @@ def _trial(
             ordinal=0,
             with_loss=False,
             weights=weights,
-            counters=[counter.clone() for counter in bench.initial_counters],
+            counters=[counter.clone() for counter in module.initial_counters],
             all_examples=False,
-            start=weights.clone() if bench.training.proximal else None,
-            optimizer=trainer.new_optimizer(1.0, None),
+            start=weights.clone() if module.training.proximal else None,
+            optimizer=engine.new_optimizer(1.0, None),
         )
-        jobs.append(Job(run, 1, bench))
-    trainer.train(jobs)
+        jobs.append(Job(run, 1, data))
+    engine.train(jobs)
     return [job.run.weights.cpu().numpy() for job in jobs]

@@ -1,4 +1,4 @@
-"""One process of a simulation's learners: a cohort that is told what to do through a pipe."""
+"""One process of a simulation's learners: a cohort that receives its orders through a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from metis.core.types import LearnerId, Snapshot, frozen
 from metis.training.cohort import Cohort
-from metis.training.workbench import Workbench
+from metis.training.learner_data import LearnerData
+from metis.training.module import ModuleOnDevice
 
 NO_WEIGHTS = frozen(np.empty(0))
 
@@ -27,25 +28,27 @@ class Worker:
 
     def __init__(
         self,
-        bench: Workbench,
+        module: ModuleOnDevice,
+        data: LearnerData,
         cohort: Cohort,
         pipe: Connection,
         rows: NDArray[np.float32],
         part: tuple[int, int],
     ) -> None:
-        """`part`: which one of how many this is."""
-        self._bench = bench
+        """`part`: the number of this process, and how many processes there are."""
+        self._module = module
+        self._data = data
         self._cohort = cohort
         self._pipe = pipe
         self._rows = rows
         self._part = part
         self._row_of: dict[LearnerId, tuple[int, int]] = {}
         self._start = NO_WEIGHTS  # the model that tasks begin from
-        self._to_train: dict[LearnerId, None] = {}  # in the order they were asked for
+        self._to_train: dict[LearnerId, None] = {}  # in the order of their announcements
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
 
     def serve(self) -> NoReturn:
-        """Do what is asked. Ends the process when the parent is gone."""
+        """Obey orders. Ends the process when the parent is gone."""
         # A thread that always listens: so the parent never waits for a message to be taken.
         Thread(target=self._listen, daemon=True).start()
         try:
@@ -88,33 +91,34 @@ class Worker:
                 self._cohort.abandon(learner)
                 self._pipe.send(("freed", self._row_of[learner][0]))
             case "score", [row, asked]:
-                (counts,) = self._bench.counts([(self._rows[row], list(asked.values()))])
+                (counts,) = self._data.counts([(self._rows[row], list(asked.values()))])
                 self._pipe.send(("scored", row, dict(zip(asked, counts, strict=True))))
             case "test", [row]:
-                self._pipe.send(("tested", self._bench.test_parts(self._rows[row], *self._part)))
+                self._pipe.send(("tested", self._data.test_parts(self._rows[row], *self._part)))
             case "state", []:
-                self._pipe.send(("state", self._cohort.state()))
+                self._pipe.send(("state", self._cohort.cohort_state()))
             case "restore", [state, rows]:
-                self._cohort.restore(state)
+                self._cohort.take_up(state)
                 self._row_of = rows
                 for learner in rows:
-                    run = self._cohort.run_of(learner)
-                    if run.num_done < run.num_expected and run.failure is None:
+                    steps = self._cohort.run_of(learner).steps
+                    if not steps.reaches(steps.announced):
                         self._to_train[learner] = None
 
     def _train(self, learner: LearnerId) -> None:
-        """Train to the end of the epoch, or as far as is wanted, and leave the model in its row."""
+        """Train to the end of the epoch or of the announced steps; leave the model in its row."""
         run = self._cohort.run_of(learner)
-        per_epoch = self._bench.epochs_of(run.all_examples).num_steps(learner)
-        goal = min(run.num_expected, (run.num_done // per_epoch + 1) * per_epoch)
+        steps = run.steps
+        per_epoch = self._data.epochs_of(run.all_examples).num_steps(learner)
+        goal = min(steps.announced, (steps.computed // per_epoch + 1) * per_epoch)
         losses: tuple[float, ...] = ()
-        with suppress(FloatingPointError):  # the run knows of it
-            losses = self._cohort.advance(learner, goal - run.num_done)
+        with suppress(FloatingPointError):  # it is in `steps.failure`
+            losses = self._cohort.advance(learner, goal - steps.computed)
         row, number = self._row_of[learner]
-        self._bench.flat.write_vector(run.offered, self._rows[row])
-        if run.num_done < run.num_expected and run.failure is None:
+        self._module.flat.write_vector(run.offered, self._rows[row])
+        if not steps.reaches(steps.announced):
             self._to_train[learner] = None  # again, behind the others
-        self._pipe.send(("trained", learner, number, run.num_done, losses, run.failure))
+        self._pipe.send(("trained", learner, number, steps.computed, losses, steps.failure))
 
 
 def serve(worker: Worker) -> NoReturn:
