@@ -7,7 +7,7 @@ w1     10 learners x 500 images 3x32x32, CIFAR CNN without LRN, batch 100, one e
 w2     1,000 learners with about 100 images 1x28x28 of 62 classes, FEMNIST CNN, batch 16, 20 a round
 async  5 fast and 5 slow learners, AsyncDVW adaptive, the data of w1, beside w1 itself
 dvw    seconds per round of SyncDVW beside SyncFedAvg, at 1 and at 4 epochs, the data of w1
-kernels  the networks of the paper's Tables I and II in rounds as of w1, with the zoo's own GPU
+kernels  the networks of the paper's Tables I and II in rounds as of w1, with their own GPU
          kernels and without; on a CPU, which has none, both are the same
 
 The plain loop is one nn.Module, torch.optim.SGD, batches by index slices of float inputs that are
@@ -41,7 +41,7 @@ from metis.config import Config, load
 from metis.data.dataset import Advice, Dataset
 from metis.journal.file import Record
 from metis.models import build
-from metis.models.ops import fused
+from metis.models.ops import dispatch
 from metis.simulation.run import run
 
 THREADS = 2  # of the plain loop
@@ -261,7 +261,7 @@ def own_kernels(options: argparse.Namespace) -> dict[str, Any]:
         "device": options.device,
         "precision": options.precision,
         "examples_per_learner": options.examples,
-        "has_kernels": options.device == "cuda" and fused.HAS_TRITON,
+        "has_kernels": options.device == "cuda" and dispatch.HAS_TRITON,
         "rows": rows,
     }
 
@@ -269,12 +269,12 @@ def own_kernels(options: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def kernels(used: bool) -> Iterator[None]:
     """Let networks take their own kernels, where there are any, or not."""
-    before = fused.HAS_TRITON
-    fused.HAS_TRITON = before and used
+    before = dispatch.HAS_TRITON
+    dispatch.HAS_TRITON = before and used
     try:
         yield
     finally:
-        fused.HAS_TRITON = before
+        dispatch.HAS_TRITON = before
 
 
 def long_enough(work: Workload, config: Config, options: argparse.Namespace) -> Config:

@@ -111,11 +111,11 @@ MAY_USE = {
 EXCEPTIONS = {
     ("core/kernels.py", "numba"),  # optional: the fused loop
     ("codecs/packet.py", "isal"),  # optional: a faster checksum
-    ("models/ops/batch_norm_cuda.py", "triton"),
-    ("models/ops/conv_cuda.py", "triton"),
-    ("models/ops/lrn_cuda.py", "triton"),  # read only where there is a GPU
-    ("models/ops/patches_cuda.py", "triton"),
-    ("models/ops/pool_cuda.py", "triton"),
+    ("models/ops/batch_norm_relu_cuda.py", "triton"),
+    ("models/ops/conv3x3_cuda.py", "triton"),
+    ("models/ops/bias_relu_lrn_cuda.py", "triton"),  # read only where there is a GPU
+    ("models/ops/conv5x5_cuda.py", "triton"),
+    ("models/ops/max_pool_cuda.py", "triton"),
     ("data/picture.py", "rich"),
     ("data/picture.py", "matplotlib"),
     ("service/site_setup.py", "torch"),  # a site's own model is a module

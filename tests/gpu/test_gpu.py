@@ -152,7 +152,7 @@ def test_two_runs_write_the_same_bytes(model: str, precision: str) -> None:
 def test_the_cifar_network_is_computed_by_kernels_of_its_own() -> None:
     """Without them all results would be as good, and late."""
     pytest.importorskip("triton")
-    names = [f"metis.models.ops.{name}_cuda" for name in ("lrn", "patches", "pool")]
+    names = [f"metis.models.ops.{name}_cuda" for name in ("bias_relu_lrn", "conv5x5", "max_pool")]
     for name in names:
         sys.modules.pop(name, None)
 

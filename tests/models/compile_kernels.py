@@ -1,4 +1,4 @@
-"""Compile all kernels of the zoo's networks for an H200 where there is none.
+"""Compile all kernels of the networks for an H200 where there is none.
 
 `python -m tests.models.compile_kernels`. Triton is told that there is such a GPU, and what it would
 launch is not launched. Networks take a step of training, so that kernels are compiled as they are
@@ -16,10 +16,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from metis.models.cifar_cnn import CifarCnn
-from metis.models.ops import fused
+from metis.models.ops import dispatch
 from metis.models.resnet_cifar import CifarResNet
 
-KERNELS = ("batch_norm_cuda", "conv_cuda", "lrn_cuda", "patches_cuda", "pool_cuda")
+KERNELS = (
+    "batch_norm_relu_cuda",
+    "bias_relu_lrn_cuda",
+    "conv3x3_cuda",
+    "conv5x5_cuda",
+    "max_pool_cuda",
+)
 
 
 class Nowhere:
@@ -52,7 +58,7 @@ class Nowhere:
 def compile_all() -> dict[str, list[int]]:
     """Return the sizes of each kernel's compiled variants."""
     driver.set_active(Nowhere())
-    fused.is_for_kernels = lambda x: True
+    dispatch.is_for_kernels = lambda x: True
     for tf32 in (True, False):
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
         for network, side in ((CifarCnn(10), 24), (CifarResNet(1, 10), 32)):

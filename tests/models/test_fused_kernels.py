@@ -1,4 +1,4 @@
-"""The zoo's kernels do what torch's own operations do: on a GPU, or read by Triton's interpreter.
+"""The kernels do what torch's own operations do: on a GPU, or read by Triton's interpreter.
 
 The interpreter (see `tests/conftest.py`) runs a kernel's program on numpy arrays, one block after
 the other. So what a kernel computes is tested everywhere; how fast it is, and what a compiler makes
@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metis.models.cifar_cnn import CifarCnn
-from metis.models.ops import fused
-from metis.models.ops.lrn import LocalResponseNorm
+from metis.models.ops import batch_norm_relu, conv3x3, dispatch
+from metis.models.ops.bias_relu_lrn import LocalResponseNorm
 from metis.models.resnet_cifar import CifarResNet
 
-pytestmark = pytest.mark.skipif(not fused.HAS_TRITON, reason="needs Triton")
+pytestmark = pytest.mark.skipif(not dispatch.HAS_TRITON, reason="needs Triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KERNELS = ("lrn_cuda", "patches_cuda", "pool_cuda")
-RESNET_KERNELS = ("batch_norm_cuda", "conv_cuda")
+KERNELS = ("bias_relu_lrn_cuda", "conv5x5_cuda", "max_pool_cuda")
+RESNET_KERNELS = ("batch_norm_relu_cuda", "conv3x3_cuda")
 
 
 def kernels(name: str) -> ModuleType:
@@ -66,7 +66,7 @@ def test_fused_bias_relu_and_lrn_are_what_they_are_apart(close: float) -> None:
     ours = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
     theirs = [x.double().requires_grad_(), bias.double().requires_grad_()]
 
-    y = kernels("lrn_cuda").FusedNorm.apply(*ours, norm.band[:, :, 0, 0])
+    y = kernels("bias_relu_lrn_cuda").FusedNorm.apply(*ours, norm.band[:, :, 0, 0])
     torch.autograd.backward(y, dy)
 
     active = F.relu(theirs[0] + theirs[1][:, None, None])
@@ -83,12 +83,12 @@ def test_what_is_no_number_stays_none() -> None:
     bias = torch.zeros(64, device=DEVICE, requires_grad=True)
     band = LocalResponseNorm(64).band[:, :, 0, 0].to(DEVICE)
 
-    y = kernels("lrn_cuda").FusedNorm.apply(x, bias, band)
+    y = kernels("bias_relu_lrn_cuda").FusedNorm.apply(x, bias, band)
     y.sum().backward()
 
     assert y.isnan().all()
     assert all(gradient.isnan().all() for gradient in gradients(x, bias))
-    assert kernels("pool_cuda").FusedPool.apply(x).isnan().all()
+    assert kernels("max_pool_cuda").FusedPool.apply(x).isnan().all()
 
 
 def test_gradients_of_the_inputs_do_not_take_the_way_that_has_none(
@@ -97,7 +97,7 @@ def test_gradients_of_the_inputs_do_not_take_the_way_that_has_none(
     module, x = network(), torch.randn(1, 3, 24, 24, device=DEVICE)
     found = []
     for with_kernels in (True, False):
-        monkeypatch.setattr(fused, "is_for_kernels", lambda x, answer=with_kernels: answer)
+        monkeypatch.setattr(dispatch, "is_for_kernels", lambda x, answer=with_kernels: answer)
         inputs = x.clone().requires_grad_()
         module(inputs).sum().backward()
         found += gradients(inputs)
@@ -113,7 +113,7 @@ def test_products_of_written_out_patches_are_a_convolution(
     x = torch.randn(5, 3, 24, 23, device=DEVICE).contiguous(memory_format=memory_format)
     weight = torch.randn(64, 3, 5, 5, device=DEVICE, dtype=torch.float64)
 
-    rows = kernels("patches_cuda").patches(x)
+    rows = kernels("conv5x5_cuda").patches(x)
 
     assert rows.shape == (5 * 24 * 23, 80)
     assert not rows[:, 75:].any()
@@ -129,7 +129,7 @@ def test_fused_pool_is_max_pool(size: int) -> None:
     x[0, 0, 0, 0] = x[0, 0, 0, 1]  # a tie
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
 
-    y: Tensor = kernels("pool_cuda").FusedPool.apply(ours)
+    y: Tensor = kernels("max_pool_cuda").FusedPool.apply(ours)
     wanted = F.max_pool2d(theirs, 3, stride=2, ceil_mode=True)
     dy = torch.randn_like(wanted)
     torch.autograd.backward(y, dy)
@@ -156,7 +156,7 @@ def outputs_and_gradients(module: CifarCnn, with_kernels: bool, bf16: bool = Fal
     towards = torch.randn(2, 10, device=DEVICE)
     module.zero_grad()
     with pytest.MonkeyPatch.context() as patch, torch.autocast(DEVICE, torch.bfloat16, bf16):
-        patch.setattr(fused, "is_for_kernels", lambda x: with_kernels)
+        patch.setattr(dispatch, "is_for_kernels", lambda x: with_kernels)
         outputs = module(x)
     outputs.float().backward(towards)
     return [outputs.detach().float(), *(g.clone() for g in gradients(*module.parameters()))]
@@ -174,7 +174,7 @@ def test_the_network_made_of_kernels_is_the_network(
     ours, theirs = (outputs_and_gradients(module, with_kernels) for with_kernels in (True, False))
 
     used = {name for name in KERNELS if f"metis.models.ops.{name}" in sys.modules}
-    assert used == ({*KERNELS} if lrn else {"patches_cuda", "pool_cuda"})
+    assert used == ({*KERNELS} if lrn else {"conv5x5_cuda", "max_pool_cuda"})
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -203,7 +203,7 @@ def test_small_convolutions_and_their_gradients_are_torchs(
     ours = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
     theirs = [x.double().requires_grad_(), weight.double().requires_grad_()]
 
-    y: Tensor = kernels("conv_cuda").SmallConv.apply(*ours)
+    y: Tensor = kernels("conv3x3_cuda").SmallConv.apply(*ours)
     wanted = F.conv2d(theirs[0], theirs[1], padding=1)
     dy = torch.randn_like(x)
     torch.autograd.backward(y, dy)
@@ -226,7 +226,7 @@ def test_fused_batch_norm_and_relu_are_what_they_are_apart(channels: int, size: 
     theirs = [t.double().requires_grad_() for t in (x, weight, bias)]
     moved = [[t.to(like.dtype, copy=True) for t in running] for like in (ours[0], theirs[0])]
 
-    y: Tensor = kernels("batch_norm_cuda").FusedBatchNorm.apply(*ours, *moved[0], 0.1, 1e-5)
+    y: Tensor = kernels("batch_norm_relu_cuda").FusedBatchNorm.apply(*ours, *moved[0], 0.1, 1e-5)
     at, scale, shift = theirs
     mean, var = moved[1]
     wanted = F.relu(F.batch_norm(at, mean, var, scale, shift, training=True, momentum=0.1))
@@ -252,7 +252,7 @@ def test_a_residual_network_made_of_kernels_is_the_network(
         monkeypatch.delitem(sys.modules, f"metis.models.ops.{name}", raising=False)
     found = []
     for with_kernels in (True, False):
-        monkeypatch.setattr(fused, "is_for_kernels", lambda x, answer=with_kernels: answer)
+        monkeypatch.setattr(dispatch, "is_for_kernels", lambda x, answer=with_kernels: answer)
         module = copy.deepcopy(start)
         outputs = module(x)
         torch.autograd.backward(outputs, towards)
@@ -274,7 +274,7 @@ def test_a_small_convolution_of_what_is_no_number_is_none(bits: int, close: floa
         x[0, 3, 2, 2] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
     weight = torch.ones(16, 16, 3, 3, device=DEVICE, requires_grad=True)
 
-    y = kernels("conv_cuda").SmallConv.apply(x, weight)
+    y = kernels("conv3x3_cuda").SmallConv.apply(x, weight)
     y.sum().backward()
 
     assert y[:, :, 1:, 1:].isnan().all()
@@ -283,7 +283,7 @@ def test_a_small_convolution_of_what_is_no_number_is_none(bits: int, close: floa
 
 
 def test_kernels_say_what_they_do_not_compute() -> None:
-    conv = kernels("conv_cuda").fits
+    conv = conv3x3.fits
     assert conv(nn.Conv2d(16, 32, 3, padding=1, bias=False))
     others: list[dict[str, Any]] = [{"stride": 2}, {"padding": 0}, {"dilation": 2}, {"groups": 2}]
     for settings in (*others, {"bias": True}):
@@ -291,7 +291,7 @@ def test_kernels_say_what_they_do_not_compute() -> None:
     assert not conv(nn.Conv2d(16, 64, 3, padding=1, bias=False))
     assert not conv(nn.Conv2d(16, 16, 1, bias=False))
 
-    norm, x = kernels("batch_norm_cuda").fits, torch.zeros(2, 16, 1, 1)
+    norm, x = batch_norm_relu.fits, torch.zeros(2, 16, 1, 1)
     assert norm(nn.BatchNorm2d(16), x)
     assert not norm(nn.BatchNorm2d(16), x[:1])  # torch says that one value is too few
     assert not norm(nn.BatchNorm2d(16).eval(), x)
@@ -330,7 +330,7 @@ def test_batch_norm_of_what_is_no_number_is_none() -> None:
     x = torch.full((2, 16, 4, 4), float("nan"), device=DEVICE, requires_grad=True)
     weight, bias, mean, var = torch.ones(4, 16, device=DEVICE)
 
-    y = kernels("batch_norm_cuda").FusedBatchNorm.apply(x, weight, bias, mean, var, 0.1, 1e-5)
+    y = kernels("batch_norm_relu_cuda").FusedBatchNorm.apply(x, weight, bias, mean, var, 0.1, 1e-5)
     y.sum().backward()
 
     assert y.isnan().all()

@@ -1,4 +1,4 @@
-"""The zoo: exact sizes, initial values as specified, weights that follow from the seed alone."""
+"""Networks: exact sizes, initial values as specified, weights that follow from the seed alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from metis.core.errors import ModelError
 from metis.models import MODELS, build
 from metis.models.cifar_cnn import CifarCnn
-from metis.models.ops.lrn import LocalResponseNorm
+from metis.models.ops.bias_relu_lrn import LocalResponseNorm
 
 SHAPES = {
     "cifar_cnn": (3, 24, 24),

@@ -40,7 +40,7 @@ class Trigger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AfterEpochs:
-    """Fixed update frequency: offer after so many whole epochs, the paper's uf."""
+    """Fixed update frequency: offer after a number of whole epochs, the paper's uf."""
 
     epochs: int
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metis.models.ops import fused
-from metis.models.ops.lrn import LocalResponseNorm
+from metis.models.ops.bias_relu_lrn import LocalResponseNorm, bias_relu_lrn, conv_bias_relu_lrn
+from metis.models.ops.conv5x5 import conv5x5
+from metis.models.ops.max_pool import max_pool
 from metis.models.shapes import require_shape
 
 
@@ -44,48 +45,22 @@ class CifarCnn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # The largest of relu(x + bias) is relu(the largest x + bias), and has a quarter of the
         # values. So the bias comes after a pool, where the order of the layers allows for it.
-        x = self._activated(_pool(_few_channels(x, self.conv1.weight)), self.conv1.bias)
+        x = self._activated(max_pool(conv5x5(x, self.conv1.weight)), self.conv1)
         if self.norm is None:
-            x = self._activated(_pool(F.conv2d(x, self.conv2.weight, padding=2)), self.conv2.bias)
-        elif fused.is_for_kernels(x):
-            x = _pool(self._activated(F.conv2d(x, self.conv2.weight, padding=2), self.conv2.bias))
-        else:  # where a convolution adds its bias for nothing
-            x = _pool(self.norm(F.relu(self.conv2(x))))
+            x = F.conv2d(x, self.conv2.weight, padding=2)
+            x = self._activated(max_pool(x), self.conv2)
+        else:
+            x = max_pool(conv_bias_relu_lrn(self.norm, self.conv2, x))
         x = F.relu(self.fc1(x.flatten(1)))
         logits: Tensor = self.fc3(F.relu(self.fc2(x)))
         return logits
 
-    def _activated(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        assert bias is not None
+    def _activated(self, x: Tensor, conv: nn.Conv2d) -> Tensor:
+        """Add a convolution's bias, then apply ReLU and the normalisation."""
+        assert conv.bias is not None
         if self.norm is None:
-            return F.relu(x + bias[:, None, None])
-        return self.norm.of_relu(x, bias)
-
-
-def _pool(x: Tensor) -> Tensor:
-    if fused.is_for_kernels(x):
-        from metis.models.ops.pool_cuda import FusedPool
-
-        y: Tensor = FusedPool.apply(x)  # type: ignore[no-untyped-call]
-        return y
-    # TensorFlow's SAME padding adds its single row at the far edge, which is what rounding up does.
-    return F.max_pool2d(x, 3, stride=2, ceil_mode=True)
-
-
-def _few_channels(x: Tensor, weight: Tensor) -> Tensor:
-    """Convolve images with 5x5 filters, "same" padding.
-
-    cuDNN has no fast way for three channels, so on a GPU this is one matrix product with every
-    patch written out, where there is Triton to do so.
-    """
-    if not fused.is_for_kernels(x) or x.requires_grad:
-        return F.conv2d(x, weight, padding=2)
-    from metis.models.ops.patches_cuda import patches
-
-    rows = patches(x)
-    filters = F.pad(weight.flatten(1), (0, rows.shape[1] - weight[0].numel()))
-    product = rows @ filters.t()
-    return product.view(len(x), *x.shape[2:], len(weight)).permute(0, 3, 1, 2)
+            return F.relu(x + conv.bias[:, None, None])
+        return bias_relu_lrn(self.norm, x, conv.bias)
 
 
 def cifar_cnn(input_shape: Sequence[int], num_outputs: int, lrn: bool = True) -> nn.Module:

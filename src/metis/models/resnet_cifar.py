@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from metis.models.ops import fused
+from metis.models.ops.batch_norm_relu import batch_norm_relu
+from metis.models.ops.conv3x3 import conv3x3
 from metis.models.shapes import require_shape
 
 # Standard deviation of a standard normal cut off at two: TensorFlow divides by it.
@@ -28,11 +27,10 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(num_in, num_out, 1, stride, bias=False) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
-        active = _active(self.norm1, x)
+        active = batch_norm_relu(self.norm1, x)
         shortcut: Tensor = x if self.shortcut is None else self.shortcut(active)
-        return (
-            _convolved(self.conv2, _active(self.norm2, _convolved(self.conv1, active))) + shortcut
-        )
+        inner = batch_norm_relu(self.norm2, conv3x3(self.conv1, active))
+        return conv3x3(self.conv2, inner) + shortcut
 
 
 class CifarResNet(nn.Module):
@@ -66,40 +64,9 @@ class CifarResNet(nn.Module):
         nn.init.zeros_(self.fc.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _active(self.norm, self.blocks(self.stem(x)))
+        x = batch_norm_relu(self.norm, self.blocks(self.stem(x)))
         logits: Tensor = self.fc(x.mean(dim=(2, 3)))
         return logits
-
-
-def _active(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """Return relu(norm(x))."""
-    if not (fused.is_for_kernels(x) and _is_float32(x)):
-        return F.relu(norm(x))
-    from metis.models.ops.batch_norm_cuda import FusedBatchNorm, fits
-
-    if not fits(norm, x):
-        return F.relu(norm(x))
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked.add_(1)
-    running = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
-    y: Tensor = FusedBatchNorm.apply(x, norm.weight, norm.bias, *running)  # type: ignore[no-untyped-call]
-    return y
-
-
-def _convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Return conv(x)."""
-    y: Tensor
-    if fused.is_for_kernels(x) and _is_float32(x):
-        from metis.models.ops.conv_cuda import SmallConv, fits
-
-        y = SmallConv.apply(x, conv.weight) if fits(conv) else conv(x)  # type: ignore[no-untyped-call]
-    else:
-        y = conv(x)
-    return y
-
-
-def _is_float32(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
 
 
 def resnet50_cifar(input_shape: Sequence[int], num_outputs: int, num_blocks: int = 8) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metis.core.learners import TestResult
 from metis.core.types import Counts, LearnerId, Task, Vector
-from metis.training.jobs import Engine, Job, Run, Steps
+from metis.training.jobs import Engine, Job, Steps, TrainingRun
 from metis.training.learner_data import JudgeWithStatistics, LearnerData, test_result
 from metis.training.module import ModuleOnDevice
 from metis.training.optimizer_state import from_plain, to_plain
@@ -42,7 +42,7 @@ class CohortState:
         return cls(**plain)
 
 
-def plain_run(run: Run, optimizer: object) -> dict[str, Any]:
+def plain_run(run: TrainingRun, optimizer: object) -> dict[str, Any]:
     """Return a run as plain values by name. `optimizer` is the state of its optimizer."""
     values = {each.name: getattr(run, each.name) for each in fields(run)}
     return dict(to_plain(values | {"optimizer": optimizer, "steps": plain_steps(run.steps)}))
@@ -74,7 +74,7 @@ class Cohort:
         self._data = data
         self.statistics = statistics or statistics_of(module.training, module.layout)
         self.engine = engine
-        self._runs: dict[LearnerId, Run] = {}
+        self._runs: dict[LearnerId, TrainingRun] = {}
         self._kept: dict[LearnerId, Any] = {}
         self._start: tuple[Vector, Tensor] | None = None
         self._num_requests = 0
@@ -90,7 +90,7 @@ class Cohort:
         own = self.statistics.begin(task.learner)
         if own is not None:
             self._module.put_statistics(weights, own)
-        self._runs[task.learner] = Run(
+        self._runs[task.learner] = TrainingRun(
             learner=task.learner,
             rate_factor=task.rate_factor,
             ordinal=task.ordinal,
@@ -138,7 +138,7 @@ class Cohort:
         self.statistics.finish(learner, trained)
         return trained
 
-    def release(self, learner: LearnerId) -> Run:
+    def release(self, learner: LearnerId) -> TrainingRun:
         """Forget a finished task, but for what is kept for the next; return it."""
         run = self._runs.pop(learner)
         assert run.steps.computed == run.steps.fetched, "computed further than fetched"
@@ -149,7 +149,7 @@ class Cohort:
     def abandon(self, learner: LearnerId) -> None:
         self._runs.pop(learner, None)
 
-    def run_of(self, learner: LearnerId) -> Run:
+    def run_of(self, learner: LearnerId) -> TrainingRun:
         """Return a learner's task as it stands."""
         return self._runs[learner]
 
@@ -217,7 +217,7 @@ class Cohort:
             kept = values["optimizer"]
             values["optimizer"] = self.engine.new_optimizer(values["rate_factor"], kept)
             values["steps"] = Steps(**values["steps"])
-            self._runs[values["learner"]] = Run(**values)
+            self._runs[values["learner"]] = TrainingRun(**values)
         self._kept = {name: from_plain(kept, device) for name, kept in state.kept.items()}
         self.statistics.restore(state.statistics)
         self._num_requests = state.num_requests

@@ -46,7 +46,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive mini-batches of one epoch, and whose they are."""
+    """Consecutive mini-batches of one epoch."""
 
     epoch: Epoch
     first: int  # mini-batch within the epoch
@@ -124,7 +124,7 @@ class Epochs:
     def stretches(
         self, learner: LearnerId, ordinal: int, first: int, num_steps: int
     ) -> Iterator[Stretch]:
-        """Give so many mini-batches of a task from `first` on, epoch by epoch."""
+        """Give the mini-batches of a task from `first` on, epoch by epoch."""
         steps_per_epoch = self.num_steps(learner)
         number, end = first, first + num_steps
         while number < end:

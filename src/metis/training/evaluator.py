@@ -120,7 +120,7 @@ class Evaluator:
         return torch.cat([self._predicted(out) for _, out in self._outputs(examples, indices)])
 
     def scores(self, examples: Examples, part: int, num_parts: int) -> list[Scores]:
-        """Return the scores of each batch in one of so many parts of all examples."""
+        """Return the scores of each batch in part number `part` of all examples."""
         indices = torch.arange(len(examples.y), device=examples.y.device)
         all_of_them = batches(indices)
         first, last = (at * len(all_of_them) // num_parts for at in (part, part + 1))

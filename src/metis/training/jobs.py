@@ -44,7 +44,7 @@ class Steps:
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRun:
     """A learner's task under way: all that the next mini-batch depends on, but the data."""
 
     learner: LearnerId
@@ -71,7 +71,7 @@ class Run:
 class Job:
     """The next `num_steps` steps of one run, to be computed now, with the data of its learner."""
 
-    run: Run
+    run: TrainingRun
     num_steps: int
     data: LearnerData
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
         ...
 
 
-def settle(run: Run, losses: NDArray[np.float32], steps_per_epoch: int) -> None:
+def settle(run: TrainingRun, losses: NDArray[np.float32], steps_per_epoch: int) -> None:
     """Record the training losses of a run's next steps. From a bad one on, nothing is computed."""
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
@@ -127,7 +127,7 @@ def settle(run: Run, losses: NDArray[np.float32], steps_per_epoch: int) -> None:
     run.steps.computed += len(losses)
 
 
-def settle_validation(run: Run, loss: float) -> None:
+def settle_validation(run: TrainingRun, loss: float) -> None:
     """Record the validation loss of a run's present weights, at first of the received ones.
 
     A loss that is not finite makes the steps before it fail. Of equal losses the first counts as

@@ -12,8 +12,8 @@ from torch import Tensor
 def to_plain(value: Any) -> Any:
     """Return a tree with every tensor copied into a numpy array and its shape.
 
-    The shape is kept apart since not every file format tells a number from an array of one, and
-    some optimizers count their steps in a tensor without dimensions.
+    The shape is kept apart since not every file format distinguishes a number from an array of
+    one, and some optimizers count their steps in a tensor without dimensions.
     """
     if isinstance(value, Tensor):
         values = value.detach().cpu().numpy().reshape(-1).copy()

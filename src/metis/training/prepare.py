@@ -32,7 +32,7 @@ class Preparation(Protocol):
         ...
 
     def draw(self, rng: np.random.Generator, num_examples: int) -> Draws:
-        """Return all random numbers for so many examples, one row each."""
+        """Return all random numbers for `num_examples` examples, one row each."""
         ...
 
     def train(self, x: Tensor, draws: Tensor) -> Tensor:

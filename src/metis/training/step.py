@@ -134,7 +134,7 @@ def new_optimizer(
 
 
 def not_plain_sgd(training: Training) -> str | None:
-    """Say what keeps a trainer that knows SGD only from doing what these settings ask for."""
+    """Say why an engine that knows SGD only cannot train with these settings; None if it can."""
     if training.optimizer.lower() != "sgd":
         return f"the optimizer is {training.optimizer}, not sgd"
     more = set(training.optimizer_options) - {"nesterov"}

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads inside the block. Bytes depend on it, so a run fixes it."""
+    """Compute with a number of threads in the block. Bytes depend on it, so a run fixes it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

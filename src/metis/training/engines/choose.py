@@ -1,4 +1,4 @@
-"""Which way learners are computed: a fixed rule of the config and the model, never of a timing."""
+"""Which engine computes the learners: a fixed rule of the config and the model, never a timing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from metis.training.module import ModuleOnDevice
 
 ENGINES = ("auto", "loop", "stack", "processes", "graphs")
 
-#: A model with at most so many values is stacked on a CPU: calls cost more than arithmetic.
+#: The largest model that is stacked on a CPU: below it calls cost more than arithmetic.
 STACKED_VALUES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """How a federation is computed, and why not as it was asked for."""
+class EngineChoice:
+    """How a federation is computed; `note` says why not by the engine of the config."""
 
     engine: str
     threads: int
@@ -44,7 +44,7 @@ def choose(
     threads: int | None,
     at_work: int,
     memory_gib: float,
-) -> Choice:
+) -> EngineChoice:
     """Choose an engine and its threads. `at_work`: how many learners can be at work at once.
 
     An engine that cannot compute these learners is replaced by the loop; `note` says why.
@@ -61,7 +61,7 @@ def choose(
     _check_memory(module, at_work)
     if threads is None and engine == "stack":
         cores = 1  # its operations are too small to be shared out
-    return Choice(engine, cores, at_work, memory_gib, note)
+    return EngineChoice(engine, cores, at_work, memory_gib, note)
 
 
 def _check_memory(module: ModuleOnDevice, at_work: int) -> None:
@@ -123,7 +123,7 @@ class SharedEngines:
     def all(self) -> list[Engine]:
         return [engine for _, _, engine in self._known]
 
-    def engine_for(self, module: ModuleOnDevice, data: LearnerData, choice: Choice) -> Engine:
+    def engine_for(self, module: ModuleOnDevice, data: LearnerData, choice: EngineChoice) -> Engine:
         """Return the engine for a run: that of an earlier run, if it fits."""
         for other, name, engine in self._known:
             if name == choice.engine and data.is_kin_of(other):
@@ -136,7 +136,7 @@ class SharedEngines:
 def start(
     module: ModuleOnDevice,
     data: LearnerData,
-    choice: Choice,
+    choice: EngineChoice,
     shared: SharedEngines | None = None,
 ) -> Learners:
     """Return the learners, ready to compute; close them afterwards."""
@@ -147,7 +147,7 @@ def start(
     return Cohort(module, data, _engine(module, data, choice))
 
 
-def _engine(module: ModuleOnDevice, data: LearnerData, choice: Choice) -> Engine:
+def _engine(module: ModuleOnDevice, data: LearnerData, choice: EngineChoice) -> Engine:
     match choice.engine:
         case "stack":
             return Stack(module, data, fitting(module, choice))
@@ -156,7 +156,7 @@ def _engine(module: ModuleOnDevice, data: LearnerData, choice: Choice) -> Engine
     return Loop(module)
 
 
-def fitting(module: ModuleOnDevice, choice: Choice) -> int:
+def fitting(module: ModuleOnDevice, choice: EngineChoice) -> int:
     """Return how many learners may be computed at once. Raises ConfigError if not even one fits."""
     # Weights, gradient, velocity and start; what the backward pass needs, and as much in transit.
     each = 4 * 4 * module.layout.size + 2 * module.step_bytes()

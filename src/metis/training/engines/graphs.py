@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from metis.training.epochs import Stretch
 from metis.training.flat import flatten
-from metis.training.jobs import Job, Run, settle, settle_validation
+from metis.training.jobs import Job, TrainingRun, settle, settle_validation
 from metis.training.learner_data import LearnerData
 from metis.training.module import ModuleOnDevice
 from metis.training.step import new_optimizer, not_plain_sgd, train_step
@@ -33,8 +33,8 @@ PREPARED_BYTES = 64 * 2**20
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a job leaves on the device, to be looked at when all are done."""
+class JobLosses:
+    """The losses of a job, on the device until all jobs are done."""
 
     job: Job
     before: Tensor | None  # validation loss
@@ -77,8 +77,8 @@ class Slot:
         self._offsets: dict[int, Tensor] = {}  # kept, since graphs read them
         self._pool = torch.cuda.graph_pool_handle()
 
-    def load(self, run: Run) -> None:
-        """Take up a run where it stands."""
+    def load(self, run: TrainingRun) -> None:
+        """Copy a run's state into this slot."""
         self._flat.values.copy_(run.weights)
         for counter, value in zip(self._counters, run.counters, strict=True):
             counter.copy_(value)
@@ -88,8 +88,8 @@ class Slot:
             self._start.copy_(run.start)
         self._rate.fill_(self._module.training.learning_rate * run.rate_factor)
 
-    def store(self, run: Run) -> None:
-        """Give a run back as it stands now."""
+    def store(self, run: TrainingRun) -> None:
+        """Copy the state of this slot back into a run."""
         run.weights.copy_(self._flat.values)
         for counter, value in zip(self._counters, run.counters, strict=True):
             value.copy_(counter)
@@ -115,7 +115,7 @@ class Slot:
         self._step.zero_()
 
     def step(self, size: int) -> None:
-        """Train on the next so many prepared examples."""
+        """Train on the next `size` prepared examples."""
         if size not in self._graphs:
             self._graphs[size] = self._captured(size)
         self._graphs[size].replay()
@@ -175,7 +175,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class Graphs:
-    """Trains all jobs at once, a few at a time side by side. SGD only, with all its trimmings."""
+    """Trains all jobs, a few at a time side by side. Knows SGD only, with all its options."""
 
     together = True
 
@@ -193,7 +193,7 @@ class Graphs:
 
     def train(self, jobs: Sequence[Job]) -> None:
         now = torch.cuda.current_stream(self._module.device)
-        outcomes: list[Outcome] = []
+        outcomes: list[JobLosses] = []
         driven = []
         for slot, queue in zip(self._slots, self._dealt(jobs), strict=True):
             slot.stream.wait_stream(now)
@@ -219,12 +219,12 @@ class Graphs:
             loads[slot] += job.num_steps
         return queues
 
-    def _drive(self, slot: Slot, queue: Sequence[Job], outcomes: list[Outcome]) -> Iterator[bool]:
+    def _drive(self, slot: Slot, queue: Sequence[Job], outcomes: list[JobLosses]) -> Iterator[bool]:
         """Launch a slot's work, giving way after each step."""
         for job in queue:
             run, data = job.run, job.data
             slot.load(run)
-            outcome = Outcome(job, None, [], None)
+            outcome = JobLosses(job, None, [], None)
             if run.with_loss and run.steps.computed == 0:
                 outcome.before = data.validation_loss(run.learner, slot.network)
             for stretch in job.stretches():
@@ -241,7 +241,7 @@ class Graphs:
                 outcome.after = data.validation_loss(run.learner, slot.network)
             outcomes.append(outcome)
 
-    def _settle(self, outcomes: Sequence[Outcome]) -> None:
+    def _settle(self, outcomes: Sequence[JobLosses]) -> None:
         """Look at all losses: the one moment at which the CPU waits for the GPU."""
         for outcome in outcomes:
             run = outcome.job.run
@@ -254,7 +254,7 @@ class Graphs:
 
 
 def why_not(module: ModuleOnDevice) -> str | None:
-    """Say why learners cannot be computed so; None if they can."""
+    """Say why learners cannot be computed by CUDA graphs; None if they can."""
     if module.device.type != "cuda":
         return "CUDA graphs need device = cuda"
     reason = not_plain_sgd(module.training)

@@ -43,7 +43,7 @@ class Remote:
 
 
 @dataclass(slots=True)
-class Request:
+class OpenRequest:
     """A request to a judge, the process that computes it, and the counts when they are there."""
 
     judge: LearnerId
@@ -53,11 +53,11 @@ class Request:
 
 
 @dataclass(slots=True)
-class Requests:
+class OpenRequests:
     """Counts that were requested and not taken yet."""
 
     num_made: int = 0
-    open: dict[int, Request] = field(default_factory=dict)
+    open: dict[int, OpenRequest] = field(default_factory=dict)
     scoring: dict[int, int] = field(default_factory=dict)  # row of a model -> counts to come
 
     def make(self, count: int) -> list[int]:
@@ -102,7 +102,7 @@ class Processes:
         self._sent: dict[int, Vector] = {}  # the start model that each process has received last
         self._load = [0] * num_workers  # steps announced and not reported
         self._statistics = statistics_of(module.training, module.layout)
-        self._requests = Requests()
+        self._requests = OpenRequests()
         self._tests: dict[int, list[Any]] = {}
         self._states: list[CohortState] = []
 
@@ -201,25 +201,14 @@ class Processes:
             return numbers
         row = self._row_with(weights)
         self._requests.scoring[row] = len(numbers)
-        for worker, part in enumerate(self._parts(judges)):
+        sizes = [len(self._data.shares[judge].validation) for judge in judges]
+        for worker, part in enumerate(shared_out(sizes, self._load)):
             asked = {numbers[i]: (judges[i], self._statistics.begun.get(judges[i])) for i in part}
             for number, (judge, _) in asked.items():
-                self._requests.open[number] = Request(judge, worker)
+                self._requests.open[number] = OpenRequest(judge, worker)
             if asked:
                 self._pool.send(worker, "score", row, asked)
         return numbers
-
-    def _parts(self, judges: Sequence[LearnerId]) -> list[list[int]]:
-        """Deal judges out so that every process has about as many examples to score."""
-        sizes = [len(self._data.shares[judge].validation) for judge in judges]
-        parts: list[list[int]] = [[] for _ in range(len(self._pool))]
-        # A single judge goes to the process that has least to do.
-        loads = [(0, self._load[worker], worker) for worker in range(len(self._pool))]
-        for i in sorted(range(len(judges)), key=lambda i: -sizes[i]):
-            scored, load, worker = min(loads)
-            loads[loads.index((scored, load, worker))] = (scored + sizes[i], load, worker)
-            parts[worker].append(i)
-        return parts
 
     def take_counts(self, request: int) -> Counts | None:
         asked = self._requests.open[request]
@@ -303,11 +292,11 @@ class Processes:
         self._statistics.restore(saved.statistics)
         self._requests.num_made = saved.num_requests
         for number, counts in saved.counts.items():
-            self._requests.open[number] = Request(LearnerId(""), 0, True, counts)
+            self._requests.open[number] = OpenRequest(LearnerId(""), 0, True, counts)
         for number, (weights, judge, own) in saved.open.items():  # a `Cohort` left these open
             row = self._row_with(weights)
             self._requests.scoring[row] = 1
-            self._requests.open[number] = Request(judge, 0)
+            self._requests.open[number] = OpenRequest(judge, 0)
             self._pool.send(0, "score", row, {number: (judge, own)})
 
     def close(self) -> None:
@@ -350,18 +339,26 @@ class Processes:
             case "error":
                 raise RunError(f"a learner's process failed: {values[0]}")
 
-    def _trained(
-        self,
-        learner: LearnerId,
-        number: int,
-        computed: int,
-        losses: Sequence[float],
-        failure: tuple[int, str] | None,
-    ) -> None:
+    def _trained(self, learner: LearnerId, number: int, new: Steps) -> None:
+        """Add the steps that a process has computed since its last report."""
         remote = self._remotes.get(learner)
         if remote is None or remote.number != number:
             return  # of a task that was abandoned meanwhile
-        self._load[remote.worker] -= computed - remote.steps.computed
-        remote.steps.computed = computed
-        remote.steps.losses.extend(losses)
-        remote.steps.failure = failure
+        self._load[remote.worker] -= new.computed - remote.steps.computed
+        remote.steps.computed = new.computed
+        remote.steps.losses.extend(new.losses)
+        remote.steps.failure = new.failure
+
+
+def shared_out(sizes: Sequence[int], load: Sequence[int]) -> list[list[int]]:
+    """Deal positions out so that each process has about as many examples to score.
+
+    A single one goes to the process of least load.
+    """
+    parts: list[list[int]] = [[] for _ in load]
+    loads = [(0, steps, worker) for worker, steps in enumerate(load)]
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        scored, steps, worker = min(loads)
+        loads[loads.index((scored, steps, worker))] = (scored + sizes[i], steps, worker)
+        parts[worker].append(i)
+    return parts

@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from metis.core.types import LearnerId
 from metis.training.engines.loop import Loop
 from metis.training.epochs import Stretch
-from metis.training.jobs import Engine, Job, Run, settle, settle_validation
+from metis.training.jobs import Engine, Job, TrainingRun, settle, settle_validation
 from metis.training.learner_data import LearnerData
 from metis.training.module import ModuleOnDevice
 from metis.training.step import decayed_names, not_plain_sgd
@@ -71,7 +71,7 @@ class Stacked:
 
 
 class Stack:
-    """Trains all jobs at once, as many as fit into memory. SGD only, with all its trimmings.
+    """Trains all jobs at once, as many as fit into memory. Knows SGD only, with all its options.
 
     Learners with fewer mini-batches drop out of the end of the stack as they are done. A last,
     partial batch is filled up with examples that count nothing.
@@ -129,7 +129,7 @@ class Stack:
         sound = [row for row, run in enumerate(runs) if run.with_loss and run.steps.failure is None]
         self._validate(jobs, sound, stacked)
 
-    def _stacked(self, runs: Sequence[Run]) -> Stacked:
+    def _stacked(self, runs: Sequence[TrainingRun]) -> Stacked:
         training = self._module.training
         rates = [training.learning_rate * run.rate_factor for run in runs]
         starts = [run.start for run in runs if run.start is not None]
@@ -178,7 +178,7 @@ class Stack:
         stacked: Stacked,
         losses: list[list[Tensor]],
     ) -> None:
-        """Train rows so many batches each, from their starts in the epoch on."""
+        """Train each row for its number of batches, from its start in the epoch on."""
         rows = sorted((row for row in steps if steps[row]), key=lambda row: -steps[row])
         if not rows:
             return
@@ -304,7 +304,7 @@ class Stack:
 
 
 def _filled(x: Tensor, length: int) -> Tensor:
-    """Return inputs filled up with zeros to so many."""
+    """Return `length` inputs: these, then zeros."""
     return torch.cat([x, x.new_zeros(length - len(x), *x.shape[1:])])
 
 
@@ -349,7 +349,7 @@ def _trial(
     jobs = []
     for place, learner in enumerate(learners):
         weights = held * (1.0 + 0.125 * place)
-        run = Run(
+        run = TrainingRun(
             learner=learner,
             rate_factor=1.0,
             ordinal=0,

@@ -118,7 +118,7 @@ class Worker:
         self._module.flat.write_vector(run.offered, self._rows[row])
         if not steps.reaches(steps.announced):
             self._to_train[learner] = None  # again, behind the others
-        self._pipe.send(("trained", learner, number, steps.computed, losses, steps.failure))
+        self._pipe.send(("trained", learner, number, replace(steps, losses=list(losses))))
 
 
 def serve(worker: Worker) -> NoReturn:

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDTHS = (16, 32, 64)  # numbers of channels
-ROWS = {16: 256, 32: 128, 64: 64}  # pixels at a time
+ROWS = {16: 256, 32: 128, 64: 64}  # pixels at a time, by the number of channels
 BLOCKS = 4  # of them for each program that adds up
 MAX_PARTS = 512
 
@@ -205,12 +204,6 @@ class FusedBatchNorm(torch.autograd.Function):
         grid = (triton.cdiv(num_rows, rows),)
         _gradient[grid](x, dy, *known, totals, dx, num_rows, width, rows)
         return dx, totals[0], totals[1], None, None, None, None
-
-
-def fits(norm: torch.nn.BatchNorm2d, x: Tensor) -> bool:
-    """Whether this normalisation is one that these kernels compute."""
-    settled = norm.training and norm.track_running_stats and norm.momentum is not None
-    return settled and norm.affine and norm.num_features in WIDTHS and x.numel() > x.shape[1]
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int, int, int]:

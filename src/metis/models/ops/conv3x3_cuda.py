@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDTHS = (16, 32)  # channels
-SIDE = 3
+from metis.models.ops.conv3x3 import SIDE
+
 ROWS, WARPS = 128, 8  # pixels per program
 BLOCKS = {16: (64, 16), 32: (32, 8)}  # pixels at a time, and how often, to add filters up
 
@@ -143,13 +143,6 @@ class SmallConv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         return _convolved(dy, weight, backwards=True), _filter_gradient(x, dy)
-
-
-def fits(conv: torch.nn.Conv2d) -> bool:
-    """Whether this convolution is one that these kernels compute."""
-    shape = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.bias)
-    known = ((SIDE, SIDE), (1, 1), (1, 1), (1, 1), 1, None)
-    return shape == known and {conv.in_channels, conv.out_channels} <= {*WIDTHS}
 
 
 def _convolved(x: Tensor, weight: Tensor, backwards: bool) -> Tensor:
