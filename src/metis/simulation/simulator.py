@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from metis.config import Incident, late_learners
-from metis.core.codec import Codec, Published
+from metis.config import Group, Incident, late_learners
+from metis.core.codec import Codec
 from metis.core.controller import Controller
 from metis.core.errors import ModelError, RunError
 from metis.core.events import (
@@ -53,7 +53,6 @@ from metis.simulation.agenda import (
     SimulationState,
     StepsDone,
 )
-from metis.simulation.costs import Costs
 from metis.simulation.judging import Judging
 
 
@@ -62,7 +61,7 @@ class Plan:
     """What a simulation is told once and never changes."""
 
     profiles: Mapping[LearnerId, Profile]
-    costs: Mapping[LearnerId, Costs]
+    costs: Mapping[LearnerId, Group]
     triggers: Mapping[LearnerId, Trigger]
     validation_examples: Mapping[LearnerId, int]
     batch_size: int
@@ -70,12 +69,12 @@ class Plan:
     no_single: bool  # whether a mini-batch of one example is made one of two
     upload: Codec
     snapshot_bytes: int  # of a model that travels as it is
+    lease_seconds: float
+    deadline_seconds: float
     fixed_epochs: int = 1  # of a task that trains on all examples
     test_every: int = 1
     max_versions: int | None = None
     max_seconds: float | None = None
-    lease_seconds: float = 3600.0
-    deadline_seconds: float = 600.0
     incidents: Sequence[Incident] = ()
 
 
@@ -325,10 +324,8 @@ class Simulation:
         self.world.refused.clear()
         for fold in command.folds:
             self.world.packet_bytes.pop(fold.task, None)
-        community = self.controller.community
-        packet = community.packet if isinstance(community, Published) else None
-        self._post.publish(self.world.mail, snapshot.version, packet)
-        self.journal.put(self.world.now, version_record(command, packet))
+        self._post.publish(self.world.mail, snapshot.version, command.packet)
+        self.journal.put(self.world.now, version_record(command))
         if snapshot.version % self.plan.test_every == 0:
             self._test(snapshot)
 

@@ -15,9 +15,8 @@ from metis.training.engines.graphs import Graphs
 from metis.training.engines.loop import Loop
 from metis.training.engines.processes import Processes, can_fork
 from metis.training.engines.stack import Stack
+from metis.training.settings import ENGINES
 from metis.training.workbench import Workbench
-
-ENGINES = ("auto", "loop", "stack", "processes", "graphs")
 
 #: A model with at most so many values is stacked on a CPU: calls cost more than arithmetic.
 STACKED_VALUES = 20_000
