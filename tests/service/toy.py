@@ -54,12 +54,13 @@ from metis.service.connection import (
 from metis.service.coordinator import ServiceSettings
 from metis.service.grpc import client as dial
 from metis.service.grpc import server as rpc
-from metis.service.grpc.access import Gate, Limits, by_certificate
+from metis.service.grpc.access import Gate, by_certificate
 from metis.service.grpc.client import GrpcConnection, channel_credentials
 from metis.service.grpc.server import Opening, serve, server_credentials
 from metis.service.mirror import Mirror
 from metis.service.recovery import Ticker
 from metis.service.service import Service
+from metis.service.settings import CallLimits
 from metis.service.site import Equipment, Memory, Pulse, Site
 from metis.service.state import FederationState
 from metis.storage.packets import InMemory
@@ -295,6 +296,7 @@ def federation(
         upload=Dense(layout),
         lease_seconds=lease_seconds,
         deadline_seconds=deadline_seconds,
+        latest_models="memory",
         max_versions=versions,
         num_classes=2,
     )
@@ -307,7 +309,7 @@ def federation(
             own = credentials_of(sites, "hub")
             made = server_credentials(own.key_pem, own.certificate_pem, own.ca_pem)
             opening = Opening("127.0.0.1:0", 2 * learners, made)
-            gate = Gate(by_certificate(own.identity_of), Limits(), service.audit)
+            gate = Gate(by_certificate(own.identity_of), CallLimits(), service.audit)
         server, port = serve(service, opening, gate)
         stack.callback(lambda: server.stop(grace=None).wait())
         stack.callback(Ticker(service).stop)

@@ -25,7 +25,7 @@ from metis.training.flat import vector_of
 from metis.training.learner_data import LearnerData, place
 from metis.training.module import ModuleOnDevice
 from metis.training.prepare import preparation_named
-from metis.training.step import Training
+from metis.training.settings import TrainSettings
 
 A, B = LearnerId("a"), LearnerId("b")
 NUM_CLASSES = 4
@@ -108,6 +108,19 @@ def with_convolutions() -> nn.Module:
     )
 
 
+def training_of(**values: Any) -> TrainSettings:
+    """Return settings with nothing left open."""
+    filled: dict[str, Any] = {
+        "batch_size": 32,
+        "learning_rate": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "weight_decay_on": (),
+        "proximal": 0.0,
+    }
+    return TrainSettings(**{**filled, **values})
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "dense": dense,
     "dropout": with_dropout,
@@ -119,9 +132,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 MODULE = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
 TRAININGS = {
-    "sgd": Training(batch_size=10),
-    "adam": Training(batch_size=10, optimizer="adam", learning_rate=0.01),
-    "proximal": Training(batch_size=10, proximal=0.1, weight_decay=0.01),
+    "sgd": training_of(batch_size=10),
+    "adam": training_of(batch_size=10, optimizer="adam", learning_rate=0.01),
+    "proximal": training_of(batch_size=10, proximal=0.1, weight_decay=0.01),
 }
 TRAINING = pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
 
@@ -135,7 +148,7 @@ class Bench(NamedTuple):
 
 def bench_of(
     make: Callable[[], nn.Module] = dense,
-    training: Training = TRAININGS["sgd"],
+    training: TrainSettings = TRAININGS["sgd"],
     seed: int = 1,
     data: Dataset | None = None,
     shares: Mapping[LearnerId, Share] = SHARES,
@@ -146,7 +159,8 @@ def bench_of(
     if data is None:
         has_filters = any(isinstance(part, nn.Conv2d) for part in network.modules())
         data = dataset(shape=PICTURE) if has_filters else dataset()
-    placed = place(network, data, shares, training, preparation_named("none"), seed)
+    prepared = preparation_named("none")
+    placed = place(network, data, shares, training, prepared, seed, "cpu", "tf32")
     return Bench(*placed), start
 
 
@@ -174,7 +188,7 @@ class Federate:
     def __call__(
         self,
         make: Callable[[], nn.Module] = dense,
-        training: Training = TRAININGS["sgd"],
+        training: TrainSettings = TRAININGS["sgd"],
         seed: int = 1,
         data: Dataset | None = None,
         shares: Mapping[LearnerId, Share] = SHARES,

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from torch import nn
 
+from metis.core.stored import VALUES
 from metis.core.types import ClassCounts, LearnerId, Vector, read_only
-from metis.storage.pack import read_packed, write_packed
+from metis.storage.pack import Names, read_packed, write_packed
 from metis.training.cohort import Cohort
 from metis.training.engines.choose import Learners
 from metis.training.engines.loop import Loop
 from metis.training.engines.stack import Stack
 from metis.training.flat import layout_of
-from metis.training.step import Training
 from tests.training.federation import (
     ENGINES,
     A,
@@ -30,13 +30,14 @@ from tests.training.federation import (
     loop,
     task,
     trained,
+    training_of,
     with_batch_norm,
     with_convolutions,
     with_counting_batch_norm,
 )
 
-SHARED = Training(batch_size=10)
-LOCAL = replace(SHARED, local_statistics=True)
+SHARED = training_of(batch_size=10)
+LOCAL = replace(SHARED, batch_norm_statistics="local")
 NORMED = pytest.mark.parametrize(
     "make", [with_batch_norm, with_convolutions, with_counting_batch_norm]
 )
@@ -194,11 +195,11 @@ def test_statistics_outlive_a_crash_and_a_change_of_engine(
     learners.begin(task(A, community, version=1), with_loss=False)
     (question,) = learners.request_counts(community, [A])
     go_on(learners, A, 2)
-    write_packed(tmp_path / "state", learners.state())
+    write_packed(tmp_path / "state", learners.state(), Names(VALUES))
     ends = []
     bench, _ = bench_of(with_batch_norm, LOCAL)
     restored = ENGINES[after](bench)
-    restored.restore(read_packed(tmp_path / "state", (ClassCounts,)))
+    restored.restore(read_packed(tmp_path / "state", Names(VALUES)))
     for one in (learners, restored):
         go_on(one, A, 3, done=2)
         finished = one.finish(A).tobytes()

@@ -11,36 +11,18 @@ from metis.core.codec import Published
 from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
-from metis.core.recipes import Recipe, Settings, recipe
+from metis.core.recipes import Recipe, recipe, with_buffers
 from metis.core.schedules import SHAPES, ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
+from metis.core.settings import Choices
 from metis.core.triggers import AfterEpochs, AnyOf, Trigger, ValidationCycle, WhenStale
-from metis.core.types import Layout, Snapshot, Spans
+from metis.core.types import Layout, Snapshot
 from metis.journal.records import Record
 
 
-def recipe_of(config: Config, buffers: Spans = ()) -> Recipe:
-    """Return the policy's recipe with the config's numbers in it.
-
-    `buffers` are the parts of a model that are averaged and never stepped.
-    """
-    table = config.recipe
-    settings = Settings(
-        metric=config.validation.metric or "micro_f1",
-        self_score=config.validation.self_score == "include",
-        sample=table.sample,
-        seed=config.seed,
-        mixing_rate=table.mixing_rate,
-        staleness_exponent=table.staleness_exponent,
-        proximal=table.proximal,
-        buffer_size=table.buffer_size,
-        server_rate=table.server_rate,
-        server_momentum=table.server_momentum,
-        epochs_of_slowest=table.epochs_of_slowest,
-        repair_every=table.repair_every,
-        buffers=buffers,
-    )
-    return recipe(config.policy, settings)
+def recipe_of(config: Config) -> Recipe:
+    """Return the policy's recipe with the config's numbers in it, and a community of its own."""
+    return recipe(config.policy, Choices(config.recipe, config.validation, config.seed))
 
 
 def with_metric(config: Config, num_classes: int) -> Config:
@@ -116,13 +98,13 @@ def build_controller(
 
     `num_classes` is what judges count; 0 for a regression.
     """
-    chosen = recipe_of(config, layout.spans("buffer"))
+    chosen = recipe_of(config)
     if config.train.batch_norm_statistics == "local" and not layout.running_statistics().size:
         raise ConfigError(
             "train.batch_norm_statistics = 'local': the model has no batch normalization with "
             "running statistics; use 'shared'"
         )
-    community = chosen.community
+    community = with_buffers(chosen.community, layout.spans("buffer"))
     download = codec_of(config.download, layout)
     if download.needs_base:
         if config.download.error_feedback and isinstance(community, CachedAverage | Mixing):
@@ -155,7 +137,7 @@ def trigger_of(config: Config, chosen: Recipe, group: Group) -> Trigger:
         return AfterEpochs(config.train.epochs)
     return AnyOf(
         (
-            ValidationCycle(group.vc_loss or 0.0, group.vc_tomb or 0, config.train.burn_in_epochs),
+            ValidationCycle(group.vc_loss, group.vc_tomb, config.train.burn_in_epochs),
             WhenStale(),
             AfterEpochs(config.train.max_epochs),
         )

@@ -15,7 +15,7 @@ from metis.certs.credentials import Credentials, CrlChange
 from metis.config import Config
 from metis.core.errors import ConfigError
 from metis.journal.records import AuditRecord
-from metis.service.grpc.access import Gate, Identify, Limits, by_certificate, by_name
+from metis.service.grpc.access import Gate, Identify, by_certificate, by_name
 from metis.service.grpc.server import Opening, serve, server_credentials
 from metis.service.malloc_tuning import keep_freed_memory
 from metis.service.recovery import Ticker, conclude
@@ -55,11 +55,10 @@ def run_controller(
         stop.set()
 
     credentials, identify, look = _security(service, front)
-    limits = Limits(config.live.calls_per_second, config.live.calls_at_once)
     opening = Opening(
         front.listen, config.learners, credentials, front.reflection, config.live.calls_at_once
     )
-    server, port = serve(service, opening, Gate(identify, limits, service.audit), stop_for)
+    server, port = serve(service, opening, Gate(identify, config.live, service.audit), stop_for)
     clockwork = Ticker(service, look)
     try:
         ready(port)

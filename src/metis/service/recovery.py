@@ -12,20 +12,21 @@ from pathlib import Path
 
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, MetisError, RunError
-from metis.journal.checkpoint import CLASSES, place_latest
+from metis.journal.checkpoint import NAMES, place_latest
 from metis.journal.checkpoint import save as save_checkpoint
 from metis.journal.file import EVENTS, Journal, Listener, Record, read_journal
 from metis.journal.paths import CHECKPOINT, FINAL, JOURNAL, LATEST, UPDATES
 from metis.journal.records import StartRecord
 from metis.service.coordinator import NOTES, ServiceSettings
 from metis.service.service import Service
-from metis.service.state import FederationState, LastAnswer
+from metis.service.state import STORED, FederationState
 from metis.storage.atomic import sync_directory
-from metis.storage.pack import read_packed, write_packed
+from metis.storage.pack import Names, read_packed, write_packed
 from metis.storage.packets import OnDisk
 from metis.storage.weights import save_safetensors
 
 _LOOK_SECONDS = 0.2
+_NAMES = NAMES | Names(STORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def begin_or_go_on(
         state = {"ledger": ledger, "journal": journal.position()}
 
         def write() -> None:
-            write_packed(directory / CHECKPOINT, state)
+            write_packed(directory / CHECKPOINT, state, _NAMES)
             sync_directory(directory)  # before anything is dropped that it makes needless
 
         save_checkpoint(ledger.controller, write)
@@ -111,7 +112,7 @@ def _past(directory: Path, controller: Controller, header: Record) -> Recovered:
             raise RunError(f"{directory} was begun with another {what}: {began.get(what)}")
     ledger, position = FederationState(controller), (0, 0.0)
     if (directory / CHECKPOINT).exists():
-        state = read_packed(directory / CHECKPOINT, [*CLASSES, FederationState, LastAnswer])
+        state = read_packed(directory / CHECKPOINT, _NAMES)
         ledger, position = state["ledger"], state["journal"]
     start = position[0]
     if path.stat().st_size < start:

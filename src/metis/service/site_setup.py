@@ -12,10 +12,11 @@ from torch import nn
 from metis import paper
 from metis.codecs.choose import codec_of
 from metis.codecs.dense import Dense
-from metis.config import Config, Group, Partition
+from metis.config import Config, Group
 from metis.core.errors import ConfigError, unknown
 from metis.core.types import LearnerId
 from metis.data.dataset import Dataset
+from metis.data.settings import PartitionSettings
 from metis.federation.build import recipe_of
 from metis.federation.handshake import agreed, digest_of
 from metis.service.mirror import Mirror
@@ -88,7 +89,7 @@ def on_its_own(config: Config, name: str, group: Group) -> Config:
         config,
         learners=1,
         groups={name: replace(group, learners=1)},
-        partition=Partition(sizes="uniform", classes="iid"),
+        partition=PartitionSettings(sizes="uniform", classes="iid"),
         recipe=replace(config.recipe, sample=None, min_learners=None),
         validation=replace(config.validation, self_score="include"),
         incidents=(),

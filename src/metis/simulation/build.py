@@ -42,7 +42,7 @@ from metis.training.flat import as_module, load_into
 from metis.training.learner_data import LearnerData, place
 from metis.training.module import ModuleOnDevice
 from metis.training.prepare import preparation_named
-from metis.training.step import Training
+from metis.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,6 +87,8 @@ class Parts:
             dataset=self.dataset,
             shares=self.shares,
             training=_training(self.config, self.recipe),
+            device=self.config.device,
+            precision=self.config.precision,
             preparation=preparation_named(self.dataset.advice.augment),
             seed=self.config.seed,
         )
@@ -181,7 +183,7 @@ def build_simulation(
     return Federation(config, plan, controller, learners, layout, as_fields(header))
 
 
-def batch_note(training: Training, data: LearnerData) -> str | None:
+def batch_note(training: TrainSettings, data: LearnerData) -> str | None:
     """Return how many learners end their epochs with a mini-batch so small that it can spoil their
     models, and who has the smallest."""
     if training.last_batch != "short":
@@ -239,7 +241,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     )
     sizes = config.group_sizes()
     groups = {
-        name: _resolve_group(config, dataset, train.batch_size or 1, name, sizes[name])
+        name: _resolve_group(config, dataset, train.batch_size, name, sizes[name])
         for name in config.groups
     }
     model = replace(
@@ -346,30 +348,9 @@ def _shares(
     return shares
 
 
-def _training(config: Config, chosen: Recipe) -> Training:
+def _training(config: Config, chosen: Recipe) -> TrainSettings:
     train = config.train
-    assert train.batch_size is not None
-    assert train.learning_rate is not None
-    assert train.momentum is not None
-    assert train.weight_decay is not None
-    return Training(
-        batch_size=train.batch_size,
-        offers_best=train.offer == "best",
-        last_batch=train.last_batch,
-        shuffle_buffer=train.shuffle_buffer,
-        learning_rate=train.learning_rate,
-        momentum=train.momentum,
-        optimizer=train.optimizer,
-        optimizer_options=train.optimizer_options,
-        proximal=_or(train.proximal, chosen.proximal),
-        weight_decay=train.weight_decay,
-        weight_decay_on=train.weight_decay_on or (),
-        keep_momentum=train.keep_momentum,
-        local_statistics=train.batch_norm_statistics == "local",
-        clip_norm=train.clip_norm,
-        device=config.device,
-        precision=config.precision,
-    )
+    return replace(train, proximal=_or(train.proximal, chosen.proximal))
 
 
 def dataset_of(config: Config) -> Dataset:

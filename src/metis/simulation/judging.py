@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from metis.config import Group
 from metis.core.events import Evaluate, EvaluationExpired
 from metis.core.learners import Judge
 from metis.core.types import LearnerId, as_vector
 from metis.federation.transfers import Transfers
 from metis.journal.file import Journal, evaluate_record
 from metis.simulation.agenda import DeliverEvent, Score, SimulationState
-from metis.simulation.costs import Costs
 
 
 @dataclass(frozen=True, slots=True)
 class Judging:
     """When judges answer. What they answer is asked for at once and fetched at that moment."""
 
-    costs: Mapping[LearnerId, Costs]
+    costs: Mapping[LearnerId, Group]
     validation_examples: Mapping[LearnerId, int]
     deadline_seconds: float
     judge: Judge

@@ -12,7 +12,6 @@ from metis.core.codec import Codec
 from metis.core.triggers import Trigger
 from metis.core.types import Layout, LearnerId, Profile
 from metis.federation.build import recipe_of, trigger_of
-from metis.simulation.costs import Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,32 +19,21 @@ class Plan:
     """The fixed settings of a simulation."""
 
     profiles: Mapping[LearnerId, Profile]
-    costs: Mapping[LearnerId, Costs]
+    costs: Mapping[LearnerId, Group]
     triggers: Mapping[LearnerId, Trigger]
     validation_examples: Mapping[LearnerId, int]
     batch_size: int
     last_batch: str  # what becomes of an epoch's last mini-batch that is not full
     no_single: bool  # whether a mini-batch of one example is made one of two
     upload: Codec
-    snapshot_bytes: int  # of a model that travels as it is
+    snapshot_bytes: int  # of a model that travels whole
+    lease_seconds: float
+    deadline_seconds: float
     fixed_epochs: int = 1  # of a task that trains on all examples
     test_every: int = 1
     max_versions: int | None = None
     max_seconds: float | None = None
-    lease_seconds: float = 3600.0
-    deadline_seconds: float = 600.0
     incidents: Sequence[Incident] = ()
-
-
-def costs_of(group: Group) -> Costs:
-    """Return what things cost in virtual time for a device class of a resolved config."""
-    return Costs(
-        seconds_per_step=group.seconds_per_step or 0.0,
-        seconds_per_evaluated_example=group.seconds_per_evaluated_example or 0.0,
-        request_overhead_seconds=group.request_overhead_seconds or 0.0,
-        latency_seconds=group.latency_seconds,
-        bandwidth_bytes_per_second=group.bandwidth_bytes_per_second,
-    )
 
 
 def plan_of(
@@ -62,10 +50,9 @@ def plan_of(
     chosen = recipe_of(config)
     groups = {name: config.groups[profile.group] for name, profile in profiles.items()}
     test_every = config.horizon.test_every
-    assert config.train.batch_size is not None
     return Plan(
         profiles=profiles,
-        costs={name: costs_of(group) for name, group in groups.items()},
+        costs=groups,
         triggers={name: trigger_of(config, chosen, group) for name, group in groups.items()},
         validation_examples=validation_examples,
         batch_size=config.train.batch_size,

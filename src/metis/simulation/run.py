@@ -17,7 +17,7 @@ from metis.journal.paths import CONFIG, INITIAL, JOURNAL, SUMMARY, UPDATES
 from metis.simulation.build import Federation, build_simulation
 from metis.simulation.session import Result, Session
 from metis.simulation.signals import stop_requests
-from metis.storage.atomic import partial, put_in_place
+from metis.storage.atomic import write_bytes
 from metis.storage.weights import save_safetensors
 from metis.training.engines.choose import SharedEngines
 from metis.training.threads import num_threads
@@ -164,8 +164,7 @@ def _claim(out: Path, federation: Federation) -> None:
             start = federation.controller.current.weights
             save_safetensors(out / INITIAL, start, federation.layout)
         # Last and whole: a directory with a config can be resumed.
-        partial(out / CONFIG).write_text(dump(federation.config), encoding="utf-8")
-        put_in_place(out / CONFIG)
+        write_bytes(out / CONFIG, dump(federation.config).encode())
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from None
 

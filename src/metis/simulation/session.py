@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from metis.config import Config
 from metis.core.errors import Interrupted, RunError
 from metis.core.types import Layout, Snapshot, Vector
-from metis.journal.checkpoint import CLASSES, drop_latest, place_latest, save
+from metis.journal.checkpoint import NAMES, drop_latest, place_latest, save
 from metis.journal.file import Journal, Listener, Record, read_journal
 from metis.journal.paths import BEST, CHECKPOINT, FINAL, JOURNAL, LATEST, SUMMARY, update_path
 from metis.journal.totals import Tally
 from metis.simulation.build import Federation
 from metis.simulation.simulator import Simulation
-from metis.storage.atomic import partial, put_in_place, write_bytes
+from metis.storage.atomic import write_bytes
 from metis.storage.lock import claimed
 from metis.storage.pack import read_packed, write_packed
 from metis.storage.weights import save_safetensors
@@ -182,7 +182,7 @@ class Session:
             "journal": self._journal.position(),
         }
         path = self._out / CHECKPOINT
-        save(self._simulation.controller, lambda: write_packed(path, state))
+        save(self._simulation.controller, lambda: write_packed(path, state, NAMES))
         self._checkpointed = time.monotonic()
 
     def _place_latest(self) -> None:
@@ -196,7 +196,7 @@ class Session:
         path = self._out / CHECKPOINT
         if not path.exists():
             return False
-        state = read_packed(path, CLASSES)
+        state = read_packed(path, NAMES)
         self._simulation.controller = state["controller"]
         self._place_latest()
         self._simulation.world = state["world"]
@@ -215,8 +215,7 @@ class Session:
         if self._out is not None:
             save_safetensors(self._out / FINAL, current.weights, self._federation.layout)
             text = json.dumps(summary, indent=2) + "\n"
-            partial(self._out / SUMMARY).write_text(text, encoding="utf-8")
-            put_in_place(self._out / SUMMARY)
+            write_bytes(self._out / SUMMARY, text.encode())
             (self._out / CHECKPOINT).unlink(missing_ok=True)
             drop_latest(self._simulation.controller)
         return Result(

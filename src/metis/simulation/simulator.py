@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from metis.config import Incident, late_learners
 from metis.core.batches import samples_of_epoch
-from metis.core.codec import Published
 from metis.core.controller import Controller
 from metis.core.errors import ModelError, RunError
 from metis.core.events import (
@@ -307,10 +306,8 @@ class Simulation:
         self.world.refused.clear()
         for fold in command.folds:
             self.world.packet_bytes.pop(fold.task, None)
-        community = self.controller.community
-        packet = community.packet if isinstance(community, Published) else None
-        self._post.publish(self.world.mail, snapshot.version, packet)
-        self.journal.put(self.world.now, version_record(command, packet))
+        self._post.publish(self.world.mail, snapshot.version, command.packet)
+        self.journal.put(self.world.now, version_record(command))
         if snapshot.version % self.plan.test_every == 0:
             self._test(snapshot)
 

@@ -19,7 +19,8 @@ from metis.training.evaluator import Evaluator, Examples, Scores, held_ready, po
 from metis.training.module import ModuleOnDevice, check_batch_size, has_batch_norm
 from metis.training.prepare import Preparation
 from metis.training.recent import RecentTensors
-from metis.training.step import Training
+from metis.training.settings import TrainSettings
+from metis.training.step import device_named
 
 #: A learner that scores a model, and its own running statistics; None: those of the model.
 JudgeWithStatistics: TypeAlias = tuple[LearnerId, Vector | None]
@@ -87,6 +88,7 @@ class LearnerData:
             _are_same(self._dataset, other._dataset)
             and mine.layout == theirs.layout
             and mine.training == theirs.training
+            and (mine.device, mine.precision) == (theirs.device, theirs.precision)
             and self._preparation == other._preparation
             and repr(mine.network) == repr(theirs.network)
         )
@@ -216,15 +218,16 @@ def place(
     network: nn.Module,
     dataset: Dataset,
     shares: Mapping[LearnerId, Share],
-    training: Training,
+    training: TrainSettings,
     preparation: Preparation,
     seed: int,
+    device: str,
+    precision: str,
 ) -> tuple[ModuleOnDevice, LearnerData]:
     """Put a network and the data of some learners on the training's device.
 
     Raises a MetisError if they do not fit each other.
     """
-    device = training.torch_device()
     check_batch_size(network, training)
     whole = {learner: share.released() for learner, share in shares.items()}
     epochs, full_epochs = (
@@ -240,8 +243,10 @@ def place(
         for held in (shares, whole)
     )
     preparation.output_shape(dataset.input_shape)
-    train = Examples.on(device, dataset.x_train, dataset.y_train, dataset.num_classes)
-    module = ModuleOnDevice(network, training, train, preparation.evaluate, dataset.num_classes)
+    train = Examples.on(device_named(device), dataset.x_train, dataset.y_train, dataset.num_classes)
+    module = ModuleOnDevice(
+        network, training, device, precision, train, preparation.evaluate, dataset.num_classes
+    )
     data = LearnerData(module, dataset, train, shares, epochs, full_epochs, preparation)
     return module, data
 

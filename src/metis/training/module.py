@@ -21,7 +21,8 @@ from metis.training.evaluator import (
 )
 from metis.training.flat import flatten
 from metis.training.recent import RecentTensors
-from metis.training.step import Loss, Training, new_optimizer, trained_parameters
+from metis.training.settings import TrainSettings
+from metis.training.step import Loss, device_named, new_optimizer, trained_parameters
 
 #: Trained models that stay on a GPU, since they will be scored soon.
 RECENT_MODELS = 32
@@ -38,13 +39,16 @@ class ModuleOnDevice:
     def __init__(
         self,
         network: nn.Module,
-        training: Training,
+        training: TrainSettings,
+        device: str,
+        precision: str,
         examples: Examples,
         prepare: Callable[[Tensor], Tensor],
         num_classes: int,
     ) -> None:
         """`examples` are for trial runs; `prepare` makes them inputs for evaluation."""
-        self.device = training.torch_device()
+        self.device = device_named(device)
+        self.precision = precision
         self.training = training
         self.loss: Loss = F.cross_entropy if num_classes else squared_error
         self.losses: Loss = each_cross_entropy if num_classes else each_squared_error
@@ -130,7 +134,7 @@ class ModuleOnDevice:
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
         """Compute with the config's precision and, on a GPU, with repeatable algorithms."""
-        precision = self.training.precision
+        precision = self.precision
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
         with ExitStack() as stack:
@@ -231,7 +235,7 @@ def has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(part, _BatchNorm) for part in network.modules())
 
 
-def check_batch_size(network: nn.Module, training: Training) -> None:
+def check_batch_size(network: nn.Module, training: TrainSettings) -> None:
     """Raise ConfigError for batches that batch-norm cannot take."""
     if training.batch_size == 1 and has_batch_norm(network):
         raise ConfigError("batch_size = 1: batch-norm needs at least 2 examples in a batch")

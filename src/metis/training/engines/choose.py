@@ -19,8 +19,7 @@ from metis.training.engines.stack import Stack
 from metis.training.jobs import Engine
 from metis.training.learner_data import LearnerData
 from metis.training.module import ModuleOnDevice
-
-ENGINES = ("auto", "loop", "stack", "processes", "graphs")
+from metis.training.settings import ENGINES
 
 #: The largest model that is stacked on a CPU: below it calls cost more than arithmetic.
 STACKED_VALUES = 20_000
