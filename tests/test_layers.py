@@ -38,7 +38,7 @@ MAY_KNOW = {
     },
     "certs": {"core", "storage"},
     "journal": {"core", "storage"},
-    "federation": {"core", "codecs", "config", "journal"},
+    "federation": {"core", "codecs", "config", "journal", "storage"},
     "simulation": {
         "core",
         "paper",
@@ -128,11 +128,6 @@ EXCEPTIONS = {
     ("data/picture.py", "matplotlib"),
     ("service/site_setup.py", "torch"),  # a site's own model is a module
     ("service/initial_model.py", "torch"),
-    # A checkpoint's classes are those of the rooms below, until each room registers its own.
-    ("journal/checkpoint.py", "metis.codecs"),
-    ("journal/checkpoint.py", "metis.config"),
-    ("journal/checkpoint.py", "metis.federation"),
-    ("journal/checkpoint.py", "metis.simulation"),
 }
 
 #: Parts of the service that a federation without a network, and one without torch, never import.

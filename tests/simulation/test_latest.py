@@ -11,7 +11,7 @@ import pytest
 from metis.config import Config, load
 from metis.core.errors import ConfigError, RunError
 from metis.core.types import LearnerId, read_only
-from metis.journal.checkpoint import cache_of, place_latest
+from metis.federation.checkpoint import cache_of, place_latest
 from metis.journal.file import read_journal
 from metis.replay.verify import replay
 from metis.simulation.build import build_simulation

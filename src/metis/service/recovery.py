@@ -12,8 +12,8 @@ from pathlib import Path
 
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, MetisError, RunError
-from metis.journal.checkpoint import NAMES, place_latest
-from metis.journal.checkpoint import save as save_checkpoint
+from metis.federation.checkpoint import NAMES, place_latest
+from metis.federation.checkpoint import save as save_checkpoint
 from metis.journal.file import EVENTS, Journal, Listener, Record, read_journal
 from metis.journal.paths import CHECKPOINT, FINAL, JOURNAL, LATEST, UPDATES
 from metis.journal.records import StartRecord

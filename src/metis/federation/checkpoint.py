@@ -1,4 +1,4 @@
-"""Which values a checkpoint may hold; nothing else is ever made from one. Needs no torch.
+"""The values that a checkpoint of either shell may hold; each shell adds its own. Needs no torch.
 
 Where the latest models are on disk, a checkpoint names their files and holds none of them.
 """
@@ -13,12 +13,11 @@ from metis.core.community import CachedAverage, Community
 from metis.core.controller import Controller
 from metis.core.stored import STORED as CORE
 from metis.core.types import read_only
-from metis.simulation.agenda import STORED as AGENDA
 from metis.storage.latest import STORED as LATEST
 from metis.storage.latest import LatestOnDisk
 from metis.storage.pack import Names
 
-NAMES = Names(CORE) | Names(CODECS) | Names(LATEST) | Names(AGENDA)
+NAMES = Names(CORE) | Names(CODECS) | Names(LATEST)
 
 
 def cache_of(community: Community) -> CachedAverage | None:
