@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metis.training.settings import TrainSettings
 
 from metis import paper
 from metis.config import Config, Group, Incident, Model, dump, load
 from metis.core.errors import ConfigError
+from metis.training.settings import TrainSettings
 
 # ---- what is wrong ----------------------------------------------------------------------------
 

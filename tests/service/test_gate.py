@@ -17,7 +17,6 @@ from metis.core.errors import (
     LineError,
     ModelError,
 )
-from metis.live.settings import CallLimits
 from metis.service.grpc.access import (
     NAME,
     Gate,
@@ -26,6 +25,7 @@ from metis.service.grpc.access import (
     by_name,
     reason_code,
 )
+from metis.service.settings import CallLimits
 
 
 @dataclass(frozen=True, slots=True)

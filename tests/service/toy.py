@@ -40,7 +40,6 @@ from metis.core.types import (
 )
 from metis.federation.build import build_controller
 from metis.journal.file import Journal, Record
-from metis.live.settings import CallLimits
 from metis.service.connection import (
     PROTOCOL,
     Connection,
@@ -61,6 +60,7 @@ from metis.service.grpc.server import Opening, serve, server_credentials
 from metis.service.mirror import Mirror
 from metis.service.recovery import Ticker
 from metis.service.service import Service
+from metis.service.settings import CallLimits
 from metis.service.site import Equipment, Memory, Pulse, Site
 from metis.service.state import FederationState
 from metis.storage.packets import InMemory

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from metis.training.settings import TrainSettings
 from torch import Tensor, nn
 
 from metis.core.local_run import Learners
@@ -23,6 +22,7 @@ from metis.training.engines.processes import Processes, can_fork
 from metis.training.epochs import Share
 from metis.training.flat import vector_of
 from metis.training.prepare import preparation_named
+from metis.training.settings import TrainSettings
 from metis.training.workbench import Workbench
 
 A, B = LearnerId("a"), LearnerId("b")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from metis.training.settings import TrainSettings
 from sklearn.metrics import confusion_matrix, r2_score
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from metis.storage.pack import Names, read_packed, write_packed
 from metis.training.epochs import Share
 from metis.training.flat import load_into, vector_of
 from metis.training.prepare import preparation_named
+from metis.training.settings import TrainSettings
 from metis.training.workbench import Workbench
 from tests.training.federation import (
     ENGINES,

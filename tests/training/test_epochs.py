@@ -6,13 +6,13 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from metis.training.settings import LAST_BATCHES
 
 from metis.core.errors import ConfigError, DataError
 from metis.core.local_run import samples_of_epoch
 from metis.core.types import LearnerId
 from metis.training.epochs import Epochs, Share, order_of
 from metis.training.prepare import preparation_named
+from metis.training.settings import LAST_BATCHES
 from tests.training.federation import training_of
 
 NAME = LearnerId("site")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from metis.training.settings import TrainSettings
 from numpy.typing import NDArray
 from torch import nn
 
 from metis.core.errors import ConfigError, ModelError
 from metis.training.evaluator import squared_error
+from metis.training.settings import TrainSettings
 from metis.training.step import device_named, new_optimizer, train_step
 from tests.training.federation import training_of
 

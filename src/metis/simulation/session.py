@@ -14,7 +14,7 @@ from metis.config import Config
 from metis.core.errors import Interrupted, RunError
 from metis.core.local_run import Learners
 from metis.core.types import Layout, Snapshot, Vector
-from metis.journal.checkpoint import NAMES, drop_latest, place_latest, save
+from metis.journal.checkpoint import drop_latest, place_latest, save
 from metis.journal.file import Journal, Listener, Record, read_journal
 from metis.journal.paths import BEST, CHECKPOINT, FINAL, JOURNAL, LATEST, SUMMARY, update_path
 from metis.journal.totals import Tally
@@ -68,7 +68,7 @@ class Result:
         records = self.records
         if self.directory is not None:
             records = list(read_journal(self.directory / JOURNAL))
-        run = Run(self.config.policy, self.directory or Path(), records, self.summary)
+        run = Run(self.config.policy_label, self.directory or Path(), records, self.summary)
         figure = accuracy_over_time([run])
         if path is not None:
             try:
@@ -181,7 +181,7 @@ class Session:
             "journal": self._journal.position(),
         }
         path = self._out / CHECKPOINT
-        save(self._simulation.controller, lambda: write_packed(path, state, NAMES))
+        save(self._simulation.controller, lambda: write_packed(path, state, self._federation.names))
         self._checkpointed = time.monotonic()
 
     def _place_latest(self) -> None:
@@ -195,7 +195,7 @@ class Session:
         path = self._out / CHECKPOINT
         if not path.exists():
             return False
-        state = read_packed(path, NAMES)
+        state = read_packed(path, self._federation.names)
         self._simulation.controller = state["controller"]
         self._place_latest()
         self._simulation.world = state["world"]

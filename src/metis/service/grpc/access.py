@@ -18,8 +18,8 @@ from urllib.parse import unquote
 import grpc
 
 from metis.core.errors import GoneError, HandshakeError, IdentityError, LineError
-from metis.live.settings import CallLimits
 from metis.service.audit import Audit, Complaints
+from metis.service.settings import CallLimits
 
 NAME = "metis-name"  # metadata of a caller without a certificate
 _NAME_CHARACTERS = 64

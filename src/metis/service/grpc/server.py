@@ -19,12 +19,12 @@ from google.protobuf.message import DecodeError
 
 from metis.core.errors import ConfigError, LineError, MetisError, ModelError, RunError
 from metis.core.types import LearnerId
-from metis.live.settings import CallLimits
 from metis.service.grpc import messages as convert
 from metis.service.grpc import wire_pb2 as wire
 from metis.service.grpc.access import Gate, by_name, reason_code
 from metis.service.grpc.chunks import SharedChunks, part_of
 from metis.service.service import Service
+from metis.service.settings import CallLimits
 from metis.storage.packets import Piece
 
 FEDERATION = "metis.v1.Federation"
