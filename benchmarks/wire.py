@@ -61,7 +61,7 @@ from metis.certs.credentials import Credentials
 from metis.codecs.dense import Dense
 from metis.core.controller import Controller
 from metis.core.errors import LineError
-from metis.core.recipes import recipe
+from metis.core.policies import recipe
 from metis.core.settings import Choices
 from metis.core.types import Layout, LearnerId, Profile, Snapshot, TensorSpec, read_only
 from metis.journal.file import Journal, Record

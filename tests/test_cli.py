@@ -16,7 +16,7 @@ import pytest
 
 from metis import cli
 from metis.config import load
-from metis.core.recipes import POLICIES
+from metis.core.policies import POLICIES
 from metis.data.sources import SOURCES
 from metis.journal.file import Record, read_journal
 from tests.command import Metis, Outcome, assert_refused

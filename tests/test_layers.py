@@ -374,7 +374,8 @@ def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:
                 bases = {ast.unparse(base) for base in node.bases}
                 found += [
                     f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}({base})"
-                    for base in bases - {"Protocol", "nn.Module", "torch.autograd.Function"}
+                    for base in bases
+                    - {"Protocol", "TypedDict", "nn.Module", "torch.autograd.Function"}
                     if not base.endswith(("Error", "Exception"))
                 ]
     assert found == []
@@ -386,7 +387,7 @@ def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:
 def test_a_controller_starts_without_what_only_learners_need(missing: str) -> None:
     script = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "import metis.core.controller, metis.core.recipes, metis.federation.build\n"
+        "import metis.core.controller, metis.core.policies, metis.federation.build\n"
         "import metis.replay.verify, metis.simulation.simulator, metis.journal.file\n"
         "import metis.storage.pack, metis.storage.weights, metis.codecs.dense, metis.data.sources\n"
         "import metis.report.page, metis.config, metis.cli, metis\n"

@@ -22,7 +22,7 @@ import numpy as np
 
 from metis.config import Config, Incident, dump, load
 from metis.core.learners import TestResult
-from metis.core.recipes import POLICIES
+from metis.core.policies import POLICIES
 from metis.core.types import (
     ClassCounts,
     Counts,
@@ -34,7 +34,7 @@ from metis.core.types import (
     Vector,
     read_only,
 )
-from metis.federation.build import build_controller
+from metis.federation.build import build_controller, recipe_of
 from metis.journal.file import Journal, Record
 from metis.simulation.plan import plan_of
 from metis.simulation.simulator import Simulation
@@ -204,7 +204,7 @@ def journal_of(config: Config) -> list[str]:
     first = _chance("initial").integers(-1024, 1025, LAYOUT.size) / 2048
     start = Snapshot(0, read_only(first.astype(np.float32)))
     controller = build_controller(config, start, LAYOUT, NUM_CLASSES)
-    plan = plan_of(config, profiles, held_out, False, LAYOUT)
+    plan = plan_of(config, profiles, held_out, False, LAYOUT, recipe_of(config))
     records: list[Record] = []
     journal = Journal(None, (records.append,))
     packets: list[str] = []

@@ -8,9 +8,9 @@ import torch
 from metis.config import Config
 from metis.core.errors import ConfigError, ModelError
 from metis.core.types import Layout, Vector
+from metis.federation.plugin import call
 from metis.service.site_setup import Learner
 from metis.simulation.build import lay_out
-from metis.simulation.plugin import call
 from metis.training.flat import layout_of, load_into, vector_of
 
 

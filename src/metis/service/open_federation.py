@@ -8,7 +8,14 @@ from metis.codecs.choose import codec_of
 from metis.config import Config, dump, load
 from metis.core.errors import ConfigError, RunError
 from metis.core.types import Layout, Snapshot, Vector, digest
-from metis.federation.build import build_controller, check, known_of, release_from, with_metric
+from metis.federation.build import (
+    build_controller,
+    check,
+    known_of,
+    recipe_of,
+    release_from,
+    with_metric,
+)
 from metis.federation.handshake import agreed, differences, digest_of
 from metis.journal.file import Listener, Record
 from metis.journal.paths import CONFIG, INITIAL
@@ -31,8 +38,8 @@ def found(
     A directory that holds one already must have been founded with the same config; `initial` is
     then not needed.
     """
-    check(config)
     text = agreed(config)
+    check(config, recipe_of(config))
     fresh = not (directory / CONFIG).exists()
     if not fresh:
         weights, layout, num_classes = read_first(directory / INITIAL)
@@ -92,7 +99,7 @@ def _first_model(config: Config, initial: Path | None) -> tuple[Vector, Layout, 
 
 def _header(config: Config, weights: Vector, layout: Layout, num_classes: int) -> Record:
     header = RunRecord(
-        **known_of(config, layout, num_classes, digest(weights)),
+        **known_of(config, layout, num_classes, digest(weights), recipe_of(config)),
         live=True,
         dataset="the learners' own data",
         partition="as it is",

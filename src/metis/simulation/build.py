@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,10 +33,13 @@ from metis.federation.build import (
     trigger_of,
     with_metric,
 )
+from metis.federation.checkpoint import NAMES
+from metis.federation.plugin import absolute, call, names_of
 from metis.journal.file import Record
 from metis.journal.records import LearnerRow, RunRecord, as_fields
+from metis.simulation.agenda import STORED
 from metis.simulation.plan import Plan, plan_of
-from metis.simulation.plugin import absolute, call
+from metis.storage.pack import Names
 from metis.training.engines.choose import Learners, SharedEngines, choose, start
 from metis.training.epochs import Share
 from metis.training.flat import as_module, load_into
@@ -60,6 +64,7 @@ class Federation:
     learners: Learners
     layout: Layout
     header: Record
+    names: Names  # of all that a checkpoint may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +108,14 @@ def lay_out(
     model: nn.Module | None = None,
     data: Dataset | None = None,
     loaded: Dataset | None = None,
+    given: Recipe | None = None,
 ) -> Parts:
     """Resolve a config: load its data, divide it, fill in what was left open."""
+    if given is not None:
+        config = replace(config, policy=PASSED)
     if data is not None and not isinstance(data, Dataset):
         raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
-    check(config)
+    check(config, recipe_of(config, given))
     dataset = data or loaded or dataset_of(config)
     division = divide(config, dataset)
     dataset = labelled(config, dataset, division)
@@ -115,9 +123,9 @@ def lay_out(
         config = replace(config, data=replace(config.data, name=PASSED))
     if model is not None:
         config = replace(config, model=replace(config.model, name=PASSED))
-    config = resolve(config, dataset)
-    chosen = recipe_of(config)
-    if config.train.offer == "best" and not chosen.adaptive:
+    config = resolve(config, dataset, given)
+    chosen = recipe_of(config, given)
+    if config.train.offer == "best" and not chosen.needs_loss:
         raise ConfigError(
             "train.offer = 'best' compares validation losses, which learners of "
             f"{config.policy} do not compute: it goes with adaptive ones (see `metis policies`)"
@@ -133,17 +141,17 @@ def build_simulation(
     model: nn.Module | None = None,
     data: Dataset | None = None,
     *,
+    recipe: Recipe | None = None,
     loaded: Dataset | None = None,
     shared: SharedEngines | None = None,
 ) -> Federation:
-    """Build a federation. A module and a dataset of the user's own go before those named.
+    """Build a federation. A module, dataset and recipe of the user's own go before those named.
 
-    The module is taken over and trained in; its weights as they are now are version 0. `loaded`
-    is the dataset that the config names, if it was read already; `shared` are engines of other
-    runs.
+    They are copied and stay as they are; the module's weights are version 0. `loaded` is the
+    dataset that the config names, if it was read already; `shared` are engines of other runs.
     """
-    parts = lay_out(config, model, data, loaded)
-    config, _chosen, dataset = parts.config, parts.recipe, parts.dataset
+    parts = lay_out(config, model, data, loaded, recipe)
+    config, chosen, dataset = parts.config, parts.recipe, parts.dataset
     shares, groups, division = parts.shares, parts.groups, parts.division
     names = list(shares)
     module, placed = parts.place(parts.module() if model is None else _given(model, config))
@@ -151,16 +159,16 @@ def build_simulation(
     if not np.isfinite(first.weights).all():
         raise ModelError("the initial model holds values that are not finite")
     layout = module.layout
-    at_work = min(config.learners, config.recipe.sample or config.learners)
+    at_work = min(config.learners, chosen.pacing.sample or config.learners)
     choice = choose(module, placed, config.engine, config.threads, at_work, config.memory_gib)
     config = replace(config, engine=choice.engine, threads=choice.threads)
     profiles = {profile.learner: profile for profile in placed.profiles()}
-    controller = build_controller(config, first, layout, dataset.num_classes)
+    controller = build_controller(config, first, layout, dataset.num_classes, chosen)
     validation = {name: len(share.validation) for name, share in shares.items()}
-    plan = plan_of(config, profiles, validation, module.has_batch_norm, layout)
+    plan = plan_of(config, profiles, validation, module.has_batch_norm, layout, chosen)
     held = holdings(dataset.y_train, division, dataset.num_classes)
     header = RunRecord(
-        **known_of(config, layout, dataset.num_classes, digest(first.weights)),
+        **known_of(config, layout, dataset.num_classes, digest(first.weights), chosen),
         dataset=dataset.name,
         data=dataset.digest,
         partition=division.note,
@@ -180,7 +188,20 @@ def build_simulation(
         ],
     )
     learners = start(module, placed, choice, shared)
-    return Federation(config, plan, controller, learners, layout, as_fields(header))
+    stored = (
+        NAMES
+        | Names(STORED)
+        | names_of(
+            {
+                "community": controller.community,
+                "weighting": controller.weighting,
+                "pacing": controller.pacing,
+                "trigger": chosen.trigger,
+            },
+            NAMES,
+        )
+    )
+    return Federation(config, plan, controller, learners, layout, as_fields(header), stored)
 
 
 def batch_note(training: TrainSettings, data: LearnerData) -> str | None:
@@ -202,22 +223,23 @@ def batch_note(training: TrainSettings, data: LearnerData) -> str | None:
     )
 
 
-def resolve(config: Config, dataset: Dataset) -> Config:
+def resolve(config: Config, dataset: Dataset, given: Recipe | None = None) -> Config:
     """Fill in every key left open, from the data source, the policy and the paper.
 
     What follows from the policy alone (`train.proximal`, `horizon.test_every`) stays open, so that
     a run's config can be used with another policy. Paths become absolute.
     """
     advice = dataset.advice
-    config = with_metric(config, dataset.num_classes)
-    chosen, validation = recipe_of(config), config.validation
+    chosen = recipe_of(config, given)
+    config = with_metric(config, dataset.num_classes, chosen if config.has_own_policy else None)
+    validation = config.validation
     seconds, versions = config.horizon.limits()
     horizon = replace(config.horizon, seconds=seconds, versions=versions)
     if chosen.holds_out and validation.fraction == 0:
         raise ConfigError(
             f"validation.fraction = 0, but {config.policy} needs held-out examples; 0.05 is usual"
         )
-    alone = min(config.learners, config.recipe.sample or config.learners) < 2
+    alone = min(config.learners, chosen.pacing.sample or config.learners) < 2
     if alone and chosen.weighting.judged_by == "others":
         raise ConfigError(
             "validation.self_score = exclude leaves nobody to judge a learner that is at work alone"
@@ -251,6 +273,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     )
     return replace(
         config,
+        policy=absolute(config.policy),
         data=replace(config.data, name=absolute(config.data.name)),
         horizon=horizon,
         train=train,
@@ -339,7 +362,7 @@ def _shares(
             num_classes=dataset.num_classes,
             stratified=config.validation.stratified,
         )
-        if chosen.adaptive and len(out) == 0:
+        if chosen.needs_loss and len(out) == 0:
             raise DataError(
                 f"{name} holds {len(held)} examples, none of which can be held out, but "
                 f"{config.policy} needs a validation loss; use fewer learners or a milder split"
@@ -367,7 +390,7 @@ def dataset_of(config: Config) -> Dataset:
 
 
 def _given(model: nn.Module, config: Config) -> nn.Module:
-    module = as_module(model, "model")
+    module = copy.deepcopy(as_module(model, "model"))  # the user's own keeps its weights
     if config.model.initial is not None:
         load_into(module, config.model.initial)
     return module

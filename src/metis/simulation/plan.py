@@ -9,9 +9,10 @@ from metis.codecs.choose import codec_of
 from metis.codecs.dense import Dense
 from metis.config import Config, Group, Incident
 from metis.core.codec import Codec
+from metis.core.recipes import Recipe
 from metis.core.triggers import Trigger
 from metis.core.types import Layout, LearnerId, Profile
-from metis.federation.build import recipe_of, trigger_of
+from metis.federation.build import trigger_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ def plan_of(
     validation_examples: Mapping[LearnerId, int],
     no_single: bool,
     layout: Layout,
+    chosen: Recipe,
 ) -> Plan:
     """Return what a simulation of a resolved config goes by.
 
     What the data decides is passed in: a replay has it from the journal's first record.
     """
-    chosen = recipe_of(config)
     groups = {name: config.groups[profile.group] for name, profile in profiles.items()}
     test_every = config.horizon.test_every
     return Plan(

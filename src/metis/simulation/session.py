@@ -13,25 +13,21 @@ from typing import TYPE_CHECKING, Any
 from metis.config import Config
 from metis.core.errors import Interrupted, RunError
 from metis.core.types import Layout, Snapshot, Vector
-from metis.federation.checkpoint import NAMES, drop_latest, place_latest, save
+from metis.federation.checkpoint import drop_latest, place_latest, save
 from metis.journal.file import Journal, Listener, Record, read_journal
 from metis.journal.paths import BEST, CHECKPOINT, FINAL, JOURNAL, LATEST, SUMMARY, update_path
 from metis.journal.totals import Tally
-from metis.simulation.agenda import STORED
 from metis.simulation.build import Federation
 from metis.simulation.simulator import Simulation
 from metis.storage.atomic import write_bytes
 from metis.storage.lock import claimed
-from metis.storage.pack import Names, read_packed, write_packed
+from metis.storage.pack import read_packed, write_packed
 from metis.storage.weights import save_safetensors
 from metis.training.engines.choose import Learners
 from metis.training.flat import load_into
 
 if TYPE_CHECKING:
     from torch import nn
-
-#: What a checkpoint of a simulation may hold.
-_NAMES = NAMES | Names(STORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ class Result:
         records = self.records
         if self.directory is not None:
             records = list(read_journal(self.directory / JOURNAL))
-        run = Run(self.config.policy, self.directory or Path(), records, self.summary)
+        run = Run(self.config.policy_label, self.directory or Path(), records, self.summary)
         figure = accuracy_over_time([run])
         if path is not None:
             try:
@@ -186,7 +182,7 @@ class Session:
             "journal": self._journal.position(),
         }
         path = self._out / CHECKPOINT
-        save(self._simulation.controller, lambda: write_packed(path, state, _NAMES))
+        save(self._simulation.controller, lambda: write_packed(path, state, self._federation.names))
         self._checkpointed = time.monotonic()
 
     def _place_latest(self) -> None:
@@ -200,7 +196,7 @@ class Session:
         path = self._out / CHECKPOINT
         if not path.exists():
             return False
-        state = read_packed(path, _NAMES)
+        state = read_packed(path, self._federation.names)
         self._simulation.controller = state["controller"]
         self._place_latest()
         self._simulation.world = state["world"]

@@ -33,7 +33,7 @@ _HELP = "finish the run with the version of Metis that wrote it, or start it aga
 
 
 @runtime_checkable
-class Durable(Protocol):
+class Stateful(Protocol):
     """An object that is no dataclass, and says itself what of it must outlive a crash."""
 
     def state(self) -> Any:
@@ -54,7 +54,7 @@ class Names:
     """
 
     classes: Mapping[str, type]
-    objects: Mapping[str, Durable] = field(default_factory=dict)
+    objects: Mapping[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert len(set(self.classes.values())) == len(self.classes), "a class with two names"
