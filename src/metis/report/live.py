@@ -17,6 +17,7 @@ from rich.text import Text
 
 from metis.journal.file import Record
 from metis.journal.totals import Tally
+from metis.report.runs import short_policy
 
 _REFRESH_SECONDS = 0.25
 _REST = 20  # a rendering is followed by a pause of so many times its own length
@@ -278,7 +279,7 @@ class LiveView:
 
     def _name(self) -> str:
         run = self._tally.run
-        policy = str(run.get("policy", "run"))
+        policy = short_policy(str(run.get("policy", "run")))
         named = self._title if policy in self._title else f"{self._title} {policy}".strip()
         return f"{named} on {run.get('dataset', 'its data')}"
 
