@@ -14,7 +14,7 @@ from typing import Any
 
 from metis.config import is_file
 from metis.core.errors import ConfigError
-from metis.storage.pack import Stateful, Names
+from metis.storage.pack import Names, Stateful
 
 #: Modules of users' files by path and content: a class is the same whenever its file is asked for.
 _LOADED: dict[tuple[str, str], ModuleType] = {}
