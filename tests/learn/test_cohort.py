@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from metis.core.errors import ConfigError, DataError, ModelError
 from metis.core.local_run import Learners
+from metis.core.stored import VALUES
 from metis.core.types import ClassCounts, Counts, ErrorSums, LearnerId, Vector, frozen
 from metis.data.dataset import Dataset
 from metis.learn.epochs import Share
@@ -23,7 +24,7 @@ from metis.learn.flat import load_into, vector_of
 from metis.learn.prepare import preparation_named
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
-from metis.store.pack import read_packed, write_packed
+from metis.store.pack import Names, read_packed, write_packed
 from metis.zoo import build
 from tests.learn.federation import (
     ENGINES,
@@ -61,8 +62,8 @@ def plain(counts: Counts | None) -> Any:
 
 def packed(state: object, path: Path) -> object:
     """Return a state as it is found after a crash."""
-    write_packed(path / "state", state)
-    return read_packed(path / "state", (ClassCounts, ErrorSums))
+    write_packed(path / "state", state, Names(VALUES))
+    return read_packed(path / "state", Names(VALUES))
 
 
 def test_they_keep_the_contract_and_say_who_there_is(federation: Federate) -> None:

@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from metis.core.local_run import Learners
+from metis.core.stored import VALUES
 from metis.core.types import ClassCounts, LearnerId, Vector, frozen
 from metis.learn.cohort import Cohort
 from metis.learn.flat import layout_of
@@ -19,7 +20,7 @@ from metis.learn.loop import Loop
 from metis.learn.stack import Stack
 from metis.learn.training import Training
 from metis.learn.workbench import Workbench
-from metis.store.pack import read_packed, write_packed
+from metis.store.pack import Names, read_packed, write_packed
 from tests.learn.federation import (
     ENGINES,
     A,
@@ -194,11 +195,11 @@ def test_statistics_outlive_a_crash_and_a_change_of_engine(
     learners.begin(task(A, community, version=1), with_loss=False)
     (question,) = learners.ask(community, [A])
     go_on(learners, A, 2)
-    write_packed(tmp_path / "state", learners.state())
+    write_packed(tmp_path / "state", learners.state(), Names(VALUES))
     ends = []
     bench, _ = bench_of(with_batch_norm, LOCAL)
     restored = ENGINES[after](bench)
-    restored.restore(read_packed(tmp_path / "state", (ClassCounts,)))
+    restored.restore(read_packed(tmp_path / "state", Names(VALUES)))
     for one in (learners, restored):
         go_on(one, A, 3, done=2)
         finished = one.finish(A).tobytes()

@@ -335,8 +335,8 @@ def test_a_checkpoint_that_finds_the_disk_full_does_not_stop_the_clock(
         assert service.broken is not None or len(expired) == 3
 
 
-def full_checkpoint(path: Path, value: object) -> NoReturn:
-    raise RunError(f"cannot write checkpoint {path}: No space left on device")
+def full_checkpoint(path: Path, *what: object) -> NoReturn:
+    raise RunError(f"cannot write {path}: No space left on device")
 
 
 def test_nothing_is_noted_after_what_could_not_be_written(

@@ -12,8 +12,8 @@ import pytest
 from metis.core.community import CachedAverage
 from metis.core.errors import RunError
 from metis.core.types import LearnerId, Update, Vector, frozen
-from metis.store.latest import LatestOnDisk
-from metis.store.pack import read_packed, write_packed
+from metis.store.latest import STORED, LatestOnDisk
+from metis.store.pack import Names, read_packed, write_packed
 
 A, B, C = LearnerId("a"), LearnerId("b"), LearnerId("c")
 
@@ -62,7 +62,7 @@ def test_what_a_checkpoint_names_is_there_whatever_was_folded_since(tmp_path: Pa
     models = opened(tmp_path / "latest")
     models[A], models[B] = vector(1), vector(2)
     models.sync()
-    write_packed(tmp_path / "checkpoint", models)
+    write_packed(tmp_path / "checkpoint", models, Names(STORED))
     models.pin()
     for value in (10, 20, 30):
         models[A] = vector(value)
@@ -70,7 +70,7 @@ def test_what_a_checkpoint_names_is_there_whatever_was_folded_since(tmp_path: Pa
     models[C] = vector(5)
     assert files(tmp_path / "latest") == 4
 
-    again = read_packed(tmp_path / "checkpoint", [LatestOnDisk])
+    again = read_packed(tmp_path / "checkpoint", Names(STORED))
     (tmp_path / "latest").rename(tmp_path / "moved")
     again.open(tmp_path / "moved")
 

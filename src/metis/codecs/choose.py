@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from metis.codecs.dense import Dense
@@ -13,6 +14,9 @@ from metis.core.errors import ConfigError, unknown
 from metis.core.types import Layout
 
 CODECS = tuple(NUMBERS)
+
+#: The names by which codecs are stored in a checkpoint.
+STORED: Mapping[str, type] = {"dense": Dense, "quantized": Quantized, "ternary": Ternary}
 
 
 class Settings(Protocol):

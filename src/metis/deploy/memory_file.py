@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metis.core import types
 from metis.core.errors import JournalError
+from metis.core.stored import VALUES
 from metis.live.line import Delivery
 from metis.live.site import Memory
 from metis.store.atomic import sync_directory
-from metis.store.pack import read_packed, write_packed
+from metis.store.pack import Names, read_packed, write_packed
 
 _FILE = "memory.safetensors"
-_CLASSES: list[type] = [Memory, Delivery] + [
-    value
-    for value in vars(types).values()
-    if isinstance(value, type) and hasattr(value, "__dataclass_fields__")
-]
+_NAMES = Names({**VALUES, "site-memory": Memory, "delivery": Delivery})
 
 
 class MemoryFile:
@@ -29,7 +25,7 @@ class MemoryFile:
     def read(self) -> Memory:
         if not self._path.exists():
             return Memory()
-        found = read_packed(self._path, _CLASSES)
+        found = read_packed(self._path, _NAMES)
         if not isinstance(found, dict) or not isinstance(found.get("memory"), Memory):
             raise JournalError(f"{self._path}: is not the memory of a site")
         if {name: found.get(name) for name in self._of} != self._of:
@@ -39,5 +35,5 @@ class MemoryFile:
         return memory
 
     def keep(self, memory: Memory) -> None:
-        write_packed(self._path, {**self._of, "memory": memory})
+        write_packed(self._path, {**self._of, "memory": memory}, _NAMES)
         sync_directory(self._path.parent)

@@ -27,7 +27,7 @@ from metis.report.summary import Tally
 from metis.runtime.compose import recipe_of
 from metis.runtime.files import CONFIG, JOURNAL
 from metis.runtime.journal import Record, read_journal
-from metis.store.atomic import partial, put_in_place
+from metis.store.atomic import write_bytes
 
 FILE = "cell.json"
 FIRST_CYCLES = 20  # the paper's Figure 4 shows so many of each learner
@@ -113,9 +113,7 @@ def write_outcome(cell: Cell, directory: Path) -> Outcome:
     """Read a finished run and put what matters into its directory."""
     config = load(directory / CONFIG)
     outcome = _outcome(cell, config, read_journal(directory / JOURNAL))
-    path = directory / FILE
-    partial(path).write_text(as_text(outcome), encoding="utf-8")
-    put_in_place(path)
+    write_bytes(directory / FILE, as_text(outcome).encode())
     return outcome
 
 

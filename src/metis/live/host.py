@@ -13,19 +13,20 @@ from pathlib import Path
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, MetisError, RunError
 from metis.live.desk import NOTES, Terms
-from metis.live.ledger import Ledger, Settled
+from metis.live.ledger import STORED, Ledger
 from metis.live.service import Service
-from metis.runtime.checkpoint import CLASSES, place_latest
+from metis.runtime.checkpoint import NAMES, place_latest
 from metis.runtime.checkpoint import save as save_checkpoint
 from metis.runtime.files import CHECKPOINT, FINAL, JOURNAL, LATEST, UPDATES
 from metis.runtime.journal import EVENTS, Journal, Listener, Record, read_journal
 from metis.runtime.records import StartRecord
 from metis.store.atomic import sync_directory
-from metis.store.pack import read_packed, write_packed
+from metis.store.pack import Names, read_packed, write_packed
 from metis.store.packets import OnDisk
 from metis.store.weights import save_safetensors
 
 _LOOK_SECONDS = 0.2
+_NAMES = NAMES | Names(STORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def begin_or_go_on(
         state = {"ledger": ledger, "journal": journal.position()}
 
         def write() -> None:
-            write_packed(directory / CHECKPOINT, state)
+            write_packed(directory / CHECKPOINT, state, _NAMES)
             sync_directory(directory)  # before anything is dropped that it makes needless
 
         save_checkpoint(ledger.controller, write)
@@ -111,7 +112,7 @@ def _past(directory: Path, controller: Controller, header: Record) -> Past:
             raise RunError(f"{directory} was begun with another {what}: {began.get(what)}")
     ledger, position = Ledger(controller), (0, 0.0)
     if (directory / CHECKPOINT).exists():
-        state = read_packed(directory / CHECKPOINT, [*CLASSES, Ledger, Settled])
+        state = read_packed(directory / CHECKPOINT, _NAMES)
         ledger, position = state["ledger"], state["journal"]
     start = position[0]
     if path.stat().st_size < start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metis.core.controller import Controller
@@ -29,3 +30,6 @@ class Ledger:
     crl_number: int = 0  # of the newest revocation list that was ever used
     folded: dict[LearnerId, int] = field(default_factory=dict)  # how many updates of each
     over: str | None = None  # why it is over, if it is
+
+
+STORED: Mapping[str, type] = {"federation-state": Ledger, "last-answer": Settled}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -11,6 +12,7 @@ from metis.config import Incident
 from metis.core.events import Event
 from metis.core.local_run import LocalRun
 from metis.core.types import LearnerId, Task, Update
+from metis.runtime.post import STORED as POST
 from metis.runtime.post import Mail
 
 
@@ -132,3 +134,19 @@ class World:
 
     def slowness_of(self, learner: LearnerId) -> float:
         return self.slowness.get(learner, 1.0)
+
+
+#: The names by which these are stored in a checkpoint.
+STORED: Mapping[str, type] = {
+    **POST,
+    "incident": Incident,
+    "begin": Begin,
+    "steps-done": StepsDone,
+    "deliver-event": Tell,
+    "arrive": Arrive,
+    "score": Score,
+    "lease-ends": LeaseEnds,
+    "apply-incident": Happen,
+    "sender": Sender,
+    "simulation-state": World,
+}

@@ -8,53 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from metis.codecs import dense, quantized, ternary
-from metis.config import Incident
-from metis.core import (
-    codec,
-    community,
-    events,
-    local_run,
-    pacing,
-    schedules,
-    server_step,
-    triggers,
-    types,
-    weighting,
-)
+from metis.codecs.choose import STORED as CODECS
 from metis.core.community import CachedAverage, Community
-from metis.core.controller import Controller, Ticket
+from metis.core.controller import Controller
+from metis.core.stored import STORED as CORE
 from metis.core.types import frozen
-from metis.runtime import agenda, post
-from metis.store import latest
+from metis.runtime.agenda import STORED as AGENDA
+from metis.store.latest import STORED as LATEST
 from metis.store.latest import LatestOnDisk
+from metis.store.pack import Names
 
-_MODULES = (
-    agenda,
-    codec,
-    community,
-    dense,
-    events,
-    latest,
-    local_run,
-    pacing,
-    post,
-    quantized,
-    schedules,
-    server_step,
-    ternary,
-    triggers,
-    types,
-    weighting,
-)
-CLASSES: list[type] = [Controller, Ticket, Incident] + [
-    value
-    for module in _MODULES
-    for value in vars(module).values()
-    if isinstance(value, type)
-    and hasattr(value, "__dataclass_fields__")
-    and value.__module__ == module.__name__  # what it imports may have the name of another's
-]
+NAMES = Names(CORE) | Names(CODECS) | Names(LATEST) | Names(AGENDA)
 
 
 def cache_of(community: Community) -> CachedAverage | None:

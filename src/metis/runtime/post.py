@@ -12,7 +12,7 @@ these and the learner's own packet; any other is sent the decoded model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metis.codecs.dense import Dense
@@ -113,3 +113,6 @@ class Post:
 def packet_digest(packet: bytes | memoryview) -> str:
     """Return the identity of a packet: SHA-256 over its bytes."""
     return hashlib.sha256(packet).hexdigest()
+
+
+STORED: Mapping[str, type] = {"transfers": Mail}

@@ -17,7 +17,7 @@ from metis.runtime.files import CONFIG, INITIAL, JOURNAL, SUMMARY, UPDATES
 from metis.runtime.journal import Listener, read_journal
 from metis.runtime.session import Result, Session
 from metis.runtime.signals import stop_requests
-from metis.store.atomic import partial, put_in_place
+from metis.store.atomic import write_bytes
 from metis.store.weights import save_safetensors
 
 if TYPE_CHECKING:
@@ -147,8 +147,7 @@ def _claim(out: Path, federation: Federation) -> None:
             start = federation.controller.current.weights
             save_safetensors(out / INITIAL, start, federation.layout)
         # Last and whole: a directory with a config can be resumed.
-        partial(out / CONFIG).write_text(dump(federation.config), encoding="utf-8")
-        put_in_place(out / CONFIG)
+        write_bytes(out / CONFIG, dump(federation.config).encode())
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}") from None
 

@@ -17,11 +17,11 @@ from metis.core.types import Layout, Snapshot, Vector
 from metis.learn.flat import load_into
 from metis.report.summary import Tally
 from metis.runtime.assemble import Federation
-from metis.runtime.checkpoint import CLASSES, drop_latest, place_latest, save
+from metis.runtime.checkpoint import NAMES, drop_latest, place_latest, save
 from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, LATEST, SUMMARY, update_path
 from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
-from metis.store.atomic import partial, put_in_place, write_bytes
+from metis.store.atomic import write_bytes
 from metis.store.claim import claimed
 from metis.store.pack import read_packed, write_packed
 from metis.store.weights import save_safetensors
@@ -181,7 +181,7 @@ class Session:
             "journal": self._journal.position(),
         }
         path = self._out / CHECKPOINT
-        save(self._simulation.controller, lambda: write_packed(path, state))
+        save(self._simulation.controller, lambda: write_packed(path, state, NAMES))
         self._checkpointed = time.monotonic()
 
     def _place_latest(self) -> None:
@@ -195,7 +195,7 @@ class Session:
         path = self._out / CHECKPOINT
         if not path.exists():
             return False
-        state = read_packed(path, CLASSES)
+        state = read_packed(path, NAMES)
         self._simulation.controller = state["controller"]
         self._place_latest()
         self._simulation.world = state["world"]
@@ -214,8 +214,7 @@ class Session:
         if self._out is not None:
             save_safetensors(self._out / FINAL, current.weights, self._federation.layout)
             text = json.dumps(summary, indent=2) + "\n"
-            partial(self._out / SUMMARY).write_text(text, encoding="utf-8")
-            put_in_place(self._out / SUMMARY)
+            write_bytes(self._out / SUMMARY, text.encode())
             (self._out / CHECKPOINT).unlink(missing_ok=True)
             drop_latest(self._simulation.controller)
         return Result(

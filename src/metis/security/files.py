@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from metis.core.errors import IdentityError, RunError
-from metis.store.atomic import partial, sync_directory, write_bytes
+from metis.store.atomic import sync_directory, write_bytes
 
 #: Nothing we read is longer; a request comes from outside.
 MAX_BYTES = 4 << 20
@@ -44,8 +44,7 @@ def read_private(path: Path) -> bytes:
 
 def write_public(path: Path, content: bytes) -> None:
     """Write a file that everybody may read: whole or not at all, and durably."""
-    write_bytes(path, content)
-    sync_directory(path.parent)
+    write_bytes(path, content, durable=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -53,7 +52,7 @@ def write_private(path: Path, content: bytes) -> None:
 
     It has its permissions before it has content. Never replaces: a lost key cannot be made again.
     """
-    written = partial(path)
+    written = path.with_name(path.name + ".tmp")  # not `replacing`: it never replaces
     try:
         written.unlink(missing_ok=True)  # of an attempt that was killed
         descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

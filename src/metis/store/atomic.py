@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from metis.core.errors import JournalError, RunError
 
 
-def partial(target: Path) -> Path:
-    """Return where to write what will become `target`."""
-    return target.with_name(target.name + ".tmp")
+@contextmanager
+def replacing(target: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield the path to write to; what the block wrote there becomes `target` when it ends.
 
-
-def put_in_place(target: Path, written: Path | None = None) -> None:
-    """Make the partial file, or the one given, the real one, after it is on disk.
-
-    safetensors makes files that only their owner can read; these get the usual permissions.
+    If the block raises, the old file stays and nothing of the new one is left. The content is on
+    disk before the name changes; `durable`: the name is, too. RunError if anything cannot be
+    written. safetensors makes files that only their owner can read; these get the usual
+    permissions.
     """
-    written = written or partial(target)
+    written = target.with_name(target.name + ".tmp")
+    try:
+        try:
+            yield written
+            _put_in_place(written, target)
+        except BaseException:
+            if written.is_file():
+                written.unlink()
+            raise
+        if durable:
+            sync_directory(target.parent)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def _put_in_place(written: Path, target: Path) -> None:
     with open(written, "rb") as file:
         os.fsync(file.fileno())
     mask = os.umask(0)
@@ -36,17 +52,14 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all. Raises RunError if it cannot be written."""
-    try:
-        partial(path).write_bytes(content)
-        put_in_place(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}") from None
+def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file that is there whole or not at all; see `replacing`."""
+    with replacing(path, durable=durable) as written:
+        written.write_bytes(content)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what a file holds. Raises JournalError if it cannot be read."""
+    """Return the content of a file. Raises JournalError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,3 +112,6 @@ class LatestOnDisk:
 
     def _path(self, number: int) -> Path:
         return Path(self.directory) / f"{number}{_SUFFIX}"
+
+
+STORED: Mapping[str, type] = {"latest-on-disk": LatestOnDisk}

@@ -1,8 +1,10 @@
 """Python state <-> one safe file: values as JSON, arrays as safetensors. No pickle.
 
-Written for checkpoints: any tree of plain values, arrays and the dataclasses named at the call.
-Whatever is referred to twice is stored once and shared again when read: a model that ten tasks
-started from costs one model, and an update waiting in a queue is the one its judges answer for.
+Written for checkpoints: any tree of plain values, arrays and dataclasses. A dataclass is stored
+under a name that is declared for it (`Names`), never under its Python name, so that classes can
+be renamed and moved. Whatever is referred to twice is stored once and shared again when read: a
+model that ten tasks started from costs one model, and an update waiting in a queue is the one its
+judges answer for.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,50 +23,115 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from metis.core.errors import JournalError, RunError
-from metis.store.atomic import partial, put_in_place
+from metis.store.atomic import replacing
+
+#: Of the file. It changes when a file of the old format cannot be read as one of the new format.
+FORMAT = 1
 
 _COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, deque, set, frozenset)}
+_HELP = "finish the run with the version of Metis that wrote it, or start it again"
 
 
-def write_packed(path: Path, value: object) -> None:
-    """Write a tree of values to a file that is either the old one or the whole new one."""
-    packer = _Packer()
+@runtime_checkable
+class Durable(Protocol):
+    """An object that is no dataclass, and says itself what of it must outlive a crash."""
+
+    def state(self) -> Any:
+        """Return plain values, arrays and dataclasses that are declared."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Take up a state, on an object that was made as the stored one was."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a file may hold: dataclasses by the name they are stored under, and objects by theirs.
+
+    A dataclass is made again from its fields. An object must be there when the file is read: its
+    state is stored, and given back to it.
+    """
+
+    classes: Mapping[str, type]
+    objects: Mapping[str, Durable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert len(set(self.classes.values())) == len(self.classes), "a class with two names"
+
+    def __or__(self, more: Names) -> Names:
+        both = (self.classes.keys() & more.classes.keys()) | (
+            self.objects.keys() & more.objects.keys()
+        )
+        assert not both, f"declared twice: {sorted(both)}"
+        return Names({**self.classes, **more.classes}, {**self.objects, **more.objects})
+
+
+def write_packed(path: Path, value: object, names: Names) -> None:
+    """Write a tree of values to a file that is either the old one or the whole new one.
+
+    TypeError if it holds a value of another type; nothing is written then.
+    """
+    packer = _Packer(names)
     root = packer.pack(value)
     # Not ascontiguousarray, which makes an array of one value out of one without dimensions.
     arrays = {str(i): np.asarray(array, order="C") for i, array in enumerate(packer.arrays)}
     arrays["root"] = np.zeros(1, dtype=np.uint8)  # safetensors refuses a file without tensors
-    metadata = {"nodes": json.dumps(packer.nodes), "root": json.dumps(root)}
+    document = {"format": FORMAT, "nodes": packer.nodes, "root": root}
+    # One note, not three: safetensors writes several in any order, and files would differ.
+    metadata = {"checkpoint": json.dumps(document)}
     try:
-        save_file(arrays, partial(path), metadata=metadata)
-        put_in_place(path)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"cannot write checkpoint {path}: {error}") from None
+        with replacing(path) as written:
+            save_file(arrays, written, metadata=metadata)
+    except SafetensorError as error:
+        raise RunError(f"cannot write {path}: {error}") from None
 
 
-def read_packed(path: Path, classes: Collection[type]) -> Any:
-    """Read what `write_packed` wrote. Only the given dataclasses are ever made."""
+def read_packed(path: Path, names: Names) -> Any:
+    """Read what `write_packed` wrote. Only what is named is ever made.
+
+    A field that was added since the file was written gets its default. JournalError for a file of
+    another format, for a name that is not declared, and for a field that is unknown or missing.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata()
-            nodes, root = json.loads(metadata["nodes"]), json.loads(metadata["root"])
+            metadata = file.metadata() or {}
+            if "checkpoint" not in metadata and "nodes" in metadata:
+                raise JournalError(f"{path}: is a checkpoint without a format number; {_HELP}")
+            document = json.loads(metadata["checkpoint"])
+            found, nodes, root = document["format"], document["nodes"], document["root"]
             arrays = [file.get_tensor(str(i)) for i in range(len(file.keys()) - 1)]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise JournalError(f"{path}: not a readable checkpoint: {error}") from None
-    by_name = {cls.__name__: cls for cls in classes}
-    assert all(by_name[cls.__name__] is cls for cls in classes), "two classes of one name"
+    if found != FORMAT:
+        raise JournalError(f"{path}: is a checkpoint of format {found}, not {FORMAT}; {_HELP}")
     try:
-        return _Unpacker(nodes, arrays, by_name).unpack(root)
+        return _Unpacker(nodes, arrays, names).unpack(root)
+    except _MisfitError as error:
+        raise JournalError(f"{path}: {error}") from None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise JournalError(f"{path}: not a checkpoint of this version: {error!r}") from None
+        raise JournalError(f"{path}: is a damaged checkpoint: {error!r}") from None
+
+
+def check_packable(value: object, names: Names) -> None:
+    """Raise TypeError unless a value can be written, with the path to what cannot be."""
+    _Packer(names).pack(value)
+
+
+class _MisfitError(Exception):
+    """The file is whole, but holds something that this version does not declare."""
 
 
 class _Packer:
     """Turns values into JSON: scalars as they are, all else as [index of its node]."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names) -> None:
         self.nodes: list[Any] = []
+        self._names = {cls: name for name, cls in names.classes.items()}
+        self._objects = {id(value): name for name, value in names.objects.items()}
         self.arrays: list[NDArray[Any]] = []
         self._index: dict[int, int] = {}  # id of a value -> its node; the root keeps values alive
+        self._states: list[Any] = []  # and this list those that objects made for us
 
     def pack(self, value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -91,20 +159,22 @@ class _Packer:
             return [type(value).__name__, *map(self.pack, sorted(value))]
         if type(value).__name__ in _COLLECTIONS:
             return [type(value).__name__, *map(self.pack, value)]
-        if dataclasses.is_dataclass(value):
-            names = [f.name for f in dataclasses.fields(value)]
-            fields = {name: self.pack(getattr(value, name)) for name in names}
-            return ["object", type(value).__name__, fields]
-        raise TypeError(f"cannot checkpoint a {type(value).__name__}")
+        if type(value) in self._names:
+            fields = {f.name: self.pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return ["object", self._names[type(value)], fields]
+        if id(value) in self._objects:
+            self._states.append(value.state())
+            return ["durable", self._objects[id(value)], self.pack(self._states[-1])]
+        raise TypeError(
+            f"cannot checkpoint a {type(value).__name__}: it has no name to store it by"
+        )
 
 
 class _Unpacker:
-    def __init__(
-        self, nodes: list[Any], arrays: list[NDArray[Any]], classes: dict[str, type]
-    ) -> None:
+    def __init__(self, nodes: list[Any], arrays: list[NDArray[Any]], names: Names) -> None:
         self._nodes = nodes
         self._arrays = arrays
-        self._classes = classes
+        self._names = names
         self._made: dict[int, Any] = {}
 
     def unpack(self, value: Any) -> Any:
@@ -127,8 +197,39 @@ class _Unpacker:
         if tag == "dict":
             return {self.unpack(k): self.unpack(v) for k, v in rest}
         if tag == "object":
-            made: Any = object.__new__(self._classes[rest[0]])
-            for name, value in rest[1].items():
-                object.__setattr__(made, name, self.unpack(value))
-            return made
+            return self._object(*rest)
+        if tag == "durable":
+            return self._durable(*rest)
         return _COLLECTIONS[tag](map(self.unpack, rest))
+
+    def _object(self, name: str, stored: dict[str, Any]) -> Any:
+        """Make an object from its fields, without its constructor."""
+        cls = self._names.classes.get(name)
+        if cls is None:
+            raise _MisfitError(f"holds a {name!r}, which this version does not know; {_HELP}")
+        made: Any = object.__new__(cls)
+        unknown = set(stored)
+        for one in dataclasses.fields(cls):
+            if one.name in stored:
+                value = self.unpack(stored[one.name])
+            elif one.default is not dataclasses.MISSING:
+                value = one.default
+            elif one.default_factory is not dataclasses.MISSING:
+                value = one.default_factory()
+            else:
+                raise _MisfitError(f"its {name!r} lacks the field {one.name!r}; {_HELP}")
+            object.__setattr__(made, one.name, value)
+            unknown.discard(one.name)
+        if unknown:
+            raise _MisfitError(f"its {name!r} has the unknown field {min(unknown)!r}; {_HELP}")
+        return made
+
+    def _durable(self, name: str, state: Any) -> Any:
+        known = self._names.objects.get(name)
+        if known is None:
+            raise _MisfitError(
+                f"holds the state of {name!r}, which is not there; "
+                "resume with the policy that the run was begun with"
+            )
+        known.restore(self.unpack(state))
+        return known

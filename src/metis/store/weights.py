@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from metis.core.errors import ModelError, RunError
 from metis.core.types import Kind, Layout, Tensor, Vector, frozen
-from metis.store.atomic import partial, put_in_place
+from metis.store.atomic import replacing
 
 _FLOATS = ("F64", "F32", "F16", "BF16")  # what a model is made of
 
@@ -36,10 +36,10 @@ def save_safetensors(
     }
     target = Path(path)
     try:
-        save_file(tensors, partial(target), dict(about or {}) or None)
-        put_in_place(target)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"cannot write weights to {target}: {error}") from error
+        with replacing(target) as written:
+            save_file(tensors, written, dict(about or {}) or None)
+    except SafetensorError as error:
+        raise RunError(f"cannot write {target}: {error}") from error
 
 
 def save_first(
