@@ -26,6 +26,7 @@ import numpy as np
 
 from machine import machine
 from metis.codecs.dense import Dense
+from metis.config import Group
 from metis.core.community import CachedAverage, Community, RoundAverage
 from metis.core.controller import Controller
 from metis.core.local_run import TestResult
@@ -44,7 +45,6 @@ from metis.core.types import (
     frozen,
 )
 from metis.core.weighting import ByExamples, ByValidation, Weighting
-from metis.runtime.costs import Costs
 from metis.runtime.journal import Journal
 from metis.runtime.simulate import Plan, Simulation
 
@@ -188,8 +188,17 @@ def simulation_of(case: Case, num_learners: int, journal: Journal) -> Simulation
     profiles = {name: Profile(name, num_examples=100, steps_per_epoch=10) for name in names}
     speeds = np.random.default_rng(1990).uniform(0.03, 0.3, num_learners).tolist()
     plan = Plan(
+        lease_seconds=3600.0,
+        deadline_seconds=600.0,
         profiles=profiles,
-        costs={name: Costs(seconds, 0.001) for name, seconds in zip(names, speeds, strict=True)},
+        costs={
+            name: Group(
+                seconds_per_step=seconds,
+                seconds_per_evaluated_example=0.001,
+                request_overhead_seconds=0.0,
+            )
+            for name, seconds in zip(names, speeds, strict=True)
+        },
         triggers=dict.fromkeys(names, AfterEpochs(EPOCHS)),
         validation_examples=dict.fromkeys(names, 5),
         batch_size=10,

@@ -58,7 +58,8 @@ from machine import machine
 from metis.codecs.dense import Dense
 from metis.core.controller import Controller
 from metis.core.errors import LineError
-from metis.core.recipes import Settings, recipe
+from metis.core.recipes import recipe
+from metis.core.settings import Choices
 from metis.core.types import Layout, LearnerId, Profile, Snapshot, Tensor, frozen
 from metis.deploy.allocator import keep_freed_memory
 from metis.live.desk import Terms
@@ -462,7 +463,7 @@ def host_metis(plan: Plan, pace: Pace, tell: Callable[[int], None]) -> list[floa
     state = plan.folder / f"state-{pace}"
     state.mkdir()
     journal = Journal(state / "journal.jsonl" if plan.case.durable else None, (note,))
-    chosen = recipe(f"{pace}-fedavg", Settings())
+    chosen = recipe(f"{pace}-fedavg", Choices())
     values = np.random.default_rng(1990).standard_normal(plan.num_parameters, dtype=np.float32)
     controller = Controller(
         chosen.community,
@@ -477,6 +478,7 @@ def host_metis(plan: Plan, pace: Pace, tell: Callable[[int], None]) -> list[floa
         upload=Dense(plan.layout),
         lease_seconds=600.0,
         deadline_seconds=600.0,
+        latest_models="memory",
         max_versions=plan.num_marks(pace),
         keep_updates=False,
     )

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metis import paper
-from metis.config import Config, Group, Incident, Model, Train, dump, load
+from metis.config import Config, Group, Incident, Model, dump, load
 from metis.core.errors import ConfigError
+from metis.learn.settings import TrainSettings
 
 # ---- what is wrong ----------------------------------------------------------------------------
 
@@ -68,7 +69,8 @@ from metis.core.errors import ConfigError
         ("train.learning_rate=inf", "train.learning_rate = inf: must be a finite number"),
         (f"train.learning_rate={'9' * 400}", "train.learning_rate: the number is too large"),
         (f"learners={'9' * 5000}", "learners: expected a whole number"),
-        ("train.momentum=1.5", "train.momentum = 1.5: must be at least 0 and at most 1"),
+        ("train.momentum=1", "train.momentum = 1.0: must be at least 0 and less than 1"),
+        ("train.momentum=1.5", "train.momentum = 1.5: must be at least 0 and less than 1"),
         ("validation.fraction=0.95", "validation.fraction = 0.95: must be at least 0 and at most"),
         ("groups.fast.seconds_per_step=0", "groups.fast.seconds_per_step = 0.0: must be more tha"),
         ("horizon.versions=0", "horizon.versions = 0: must be at least 1"),
@@ -178,13 +180,13 @@ def test_keywords_may_be_tables_dataclasses_or_mappings_of_them() -> None:
 
     config = load(
         learners=4,
-        train=Train(epochs=2),
+        train=TrainSettings(epochs=2),
         groups={"a": Group(learners=1), "b": {"learners": 3}},
         incidents=[incident],
         threads=None,
     )
 
-    assert config.train == Train(epochs=2)
+    assert config.train == TrainSettings(epochs=2)
     assert config.groups == {"a": Group(learners=1), "b": Group(learners=3)}
     assert config.incidents == (incident,)
 
@@ -255,7 +257,7 @@ def test_any_text_survives_a_round_trip(
 ) -> None:
     config = Config(
         model=Model(name=name),
-        train=Train(optimizer_options={**options}, weight_decay_on=tuple(patterns)),
+        train=TrainSettings(optimizer_options={**options}, weight_decay_on=tuple(patterns)),
     )
 
     raw: dict[str, Any] = tomllib.loads(dump(config))
@@ -290,8 +292,9 @@ def tables_of(hint: Any) -> list[type]:
 
 def test_the_walk_over_the_config_classes_finds_them_all() -> None:
     assert {kind.__name__ for kind in tables_of(Config)} == {
-        *("Config", "Data", "Model", "Partition", "Group", "Train", "Validation"),
-        *("RecipeTable", "Horizon", "Codec", "Costs", "Incident", "Output", "Live"),
+        *("Config", "Data", "Model", "PartitionSettings", "Group", "TrainSettings"),
+        *("ValidationSettings", "RecipeSettings", "Horizon", "CodecSettings", "CostSettings"),
+        *("Incident", "Output", "CallLimits"),
     }
 
 
@@ -360,13 +363,3 @@ def test_a_single_learner_needs_no_groups() -> None:
 
 def test_a_group_of_another_name_replaces_the_defaults() -> None:
     assert load(None, ["groups.phone.seconds_per_step=2"]).group_sizes() == {"phone": 10}
-
-
-def test_names_that_the_config_must_know_without_torch_are_those_of_the_learners() -> None:
-    from metis.codecs.packet import NUMBERS
-    from metis.config import schema
-    from metis.learn import engines, training
-
-    assert schema.ENGINES == engines.ENGINES
-    assert tuple(NUMBERS) == schema.CODECS
-    assert schema.PRECISIONS == training.PRECISIONS

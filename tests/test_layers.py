@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -65,7 +66,14 @@ MAY_KNOW = {
         "zoo",
     },
     "paper": set[str](),
-    "config": {"core", "paper"},
+    "config": {
+        "core",
+        "paper",
+        "codecs.settings",
+        "data.settings",
+        "learn.settings",
+        "live.settings",
+    },
     "cli": {"core", "config"},
     "__init__": {"core", "data"},
 }
@@ -269,6 +277,53 @@ def test_no_file_and_no_class_grows_too_big(file: Path) -> None:
         if isinstance(node, ast.ClassDef):
             num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert num_lines <= MAX_CLASS_LINES, f"{node.name} has {num_lines} lines"
+
+
+def declared_fields(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the class, the name and the default of each field of a file's dataclasses."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef) and "dataclass" in map(_name_of, node.decorator_list):
+            for one in node.body:
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                    default = "" if one.value is None else ast.unparse(one.value)
+                    yield node.name, one.target.id, default
+
+
+def _name_of(decorator: ast.expr) -> str:
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+
+
+TRIVIAL = {"None", "0", "0.0", "1", "1.0", "False", "True", "''", "()"}
+
+
+def test_no_config_key_is_declared_twice() -> None:
+    """A key's default is written once: not again in another table, nor in the class it configures.
+
+    The names of parts of a table may be declared again, as facts of a run that follow from it.
+    """
+    defaults: dict[str, set[str]] = {}
+    tables: list[set[str]] = []
+    for file in FILES:
+        found: dict[str, set[str]] = {}
+        for of, name, default in declared_fields(file):
+            if default.startswith("key("):
+                (call,) = ast.parse(default).body
+                assert isinstance(call, ast.Expr)
+                assert isinstance(call.value, ast.Call)
+                defaults.setdefault(name, set()).add(ast.unparse(call.value.args[0]))
+                found.setdefault(of, set()).add(name)
+        tables += found.values()
+    again = [
+        f"{file.relative_to(SOURCE)}: {of}.{name} = {default}"
+        for file in FILES
+        for of, name, default in declared_fields(file)
+        if part_of(file) != "experiments"  # a cell says what a paper ran, not what a key is
+        if default in defaults.get(name, set()) - TRIVIAL and not default[0].isupper()
+    ]
+
+    assert len(tables) == 14
+    assert again == []
+    assert not any(len(one & other) > 1 for one, other in itertools.combinations(tables, 2))
 
 
 def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from metis.codecs.choose import codec_of, reader_of
 from metis.codecs.packet import HEADER, Reader
+from metis.codecs.settings import CodecSettings
 from metis.codecs.ternary import Body, read_body
 from metis.core.types import Layout, Model
 from tests.codecs import reference
 from tests.codecs.updates import bits, vector
-from tests.vectors.make import FOLDER, VECTORS, Setting, layout_of, record_of, text_of
+from tests.vectors.make import FOLDER, VECTORS, layout_of, made_with, record_of, text_of
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 DOCUMENT = Path(__file__).parents[2] / "docs" / "packets.md"
@@ -38,9 +39,9 @@ def layout_in(record: dict[str, Any]) -> Layout:
     return layout_of(*((name, kind, tuple(shape)) for name, shape, kind in record["tensors"]))
 
 
-def setting_in(record: dict[str, Any]) -> Setting:
+def setting_in(record: dict[str, Any]) -> CodecSettings:
     keys = ("codec", "sparsity", "kernels", "sparsity_of", "coding")
-    return Setting(*(record[key] for key in keys))
+    return CodecSettings(*(record[key] for key in keys))
 
 
 def read_by_all(record: dict[str, Any], packet: bytes) -> set[bytes]:
@@ -167,7 +168,7 @@ def test_auto_can_be_shorter_than_either_coding_alone() -> None:
     layout, base, local = layout_in(record), vector(*record["base"]), vector(*record["local"])
 
     sizes = {
-        coding: len(codec_of(Setting("sstc", coding=coding), layout).encode(local, base)[0])
+        coding: len(codec_of(made_with("sstc", coding=coding), layout).encode(local, base)[0])
         for coding in ("auto", "golomb", "deflate")
     }
 

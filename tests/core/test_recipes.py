@@ -8,8 +8,9 @@ from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.events import Publish
 from metis.core.pacing import Async, Buffered, SemiSync, Sync
-from metis.core.recipes import POLICIES, Settings, recipe
+from metis.core.recipes import POLICIES, recipe
 from metis.core.server_step import Adaptive, FedAvgM, Stepped
+from metis.core.settings import Choices, RecipeSettings, ValidationSettings
 from metis.core.types import Snapshot, Task, Update, Vector
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal
 from tests.core.federation import answer, counted, run_toys, vector
@@ -35,7 +36,7 @@ def train(task: Task) -> Update:
 
 
 def run(policy: str, num_versions: int = 3) -> list[Publish]:
-    made = recipe(policy, Settings(buffer_size=3))
+    made = recipe(policy, Choices(RecipeSettings(buffer_size=3)))
     start = Snapshot(0, vector(1, 1))
     controller = Controller(made.community, made.weighting, made.pacing, start, len(NAMES))
     return run_toys(
@@ -121,7 +122,7 @@ def test_every_policy_says_what_it_is(policy: str) -> None:
 def test_a_policy_is_this_composition(
     policy: str, community: type, weighting: type, pacing: type
 ) -> None:
-    made = recipe(policy, Settings())
+    made = recipe(policy, Choices())
 
     assert type(made.community) is community
     assert type(made.weighting) is weighting
@@ -129,7 +130,7 @@ def test_a_policy_is_this_composition(
 
 
 def test_only_what_is_scored_and_its_controls_hold_data_out() -> None:
-    holding_out = {name for name in POLICIES if recipe(name, Settings()).holds_out}
+    holding_out = {name for name in POLICIES if recipe(name, Choices()).holds_out}
 
     assert holding_out == {
         "sync-dvw",
@@ -142,7 +143,7 @@ def test_only_what_is_scored_and_its_controls_hold_data_out() -> None:
 
 
 def test_only_one_policy_is_adaptive_and_only_two_are_proximal() -> None:
-    made = {name: recipe(name, Settings()) for name in POLICIES}
+    made = {name: recipe(name, Choices()) for name in POLICIES}
 
     assert [name for name in made if made[name].adaptive] == ["async-dvw-adaptive"]
     assert {name: m.proximal for name, m in made.items() if m.proximal} == {
@@ -152,9 +153,9 @@ def test_only_one_policy_is_adaptive_and_only_two_are_proximal() -> None:
 
 
 def test_defaults_are_the_papers() -> None:
-    mixing = recipe("fedasync", Settings()).weighting
-    buffered = recipe("fedbuff", Settings())
-    scored = recipe("async-dvw", Settings()).weighting
+    mixing = recipe("fedasync", Choices()).weighting
+    buffered = recipe("fedbuff", Choices())
+    scored = recipe("async-dvw", Choices()).weighting
 
     assert mixing == ByStaleness(rate=0.5, exponent=0.5)
     assert buffered.weighting == ByStaleness(rate=1.0, exponent=0.5)
@@ -162,18 +163,22 @@ def test_defaults_are_the_papers() -> None:
 
 
 def test_settings_reach_the_recipe() -> None:
-    settings = Settings(metric="mcc", self_score=False, sample=50, seed=4, epochs_of_slowest=3.0)
+    choices = Choices(
+        RecipeSettings(sample=50, epochs_of_slowest=3.0),
+        ValidationSettings(metric="mcc", self_score="exclude"),
+        seed=4,
+    )
 
-    assert recipe("async-dvw", settings).weighting == ByValidation("mcc", "others")
-    assert recipe("sync-fedavg", settings).pacing == Sync(50, 4)
-    assert recipe("semisync-dvw", settings).pacing == SemiSync(3.0, 50, 4)
+    assert recipe("async-dvw", choices).weighting == ByValidation("mcc", "others")
+    assert recipe("sync-fedavg", choices).pacing == Sync(50, 4)
+    assert recipe("semisync-dvw", choices).pacing == SemiSync(3.0, 50, 4)
 
 
 def test_one_server_rate_goes_with_every_server_step() -> None:
-    def rates(settings: Settings) -> dict[str, float]:
+    def rates(choices: Choices) -> dict[str, float]:
         found = {}
         for name in ("fedbuff", "fedavgm", "fedadagrad", "fedadam", "fedyogi"):
-            community = recipe(name, settings).community
+            community = recipe(name, choices).community
             if isinstance(community, Stepped):
                 assert isinstance(community.step, FedAvgM | Adaptive)
                 found[name] = community.step.rate
@@ -183,16 +188,16 @@ def test_one_server_rate_goes_with_every_server_step() -> None:
         return found
 
     adaptive = dict.fromkeys(("fedadagrad", "fedadam", "fedyogi"), 0.01)
-    assert rates(Settings()) == {"fedbuff": 1.0, "fedavgm": 1.0, **adaptive}
-    assert set(rates(Settings(server_rate=0.3)).values()) == {0.3}
+    assert rates(Choices()) == {"fedbuff": 1.0, "fedavgm": 1.0, **adaptive}
+    assert set(rates(Choices(RecipeSettings(server_rate=0.3))).values()) == {0.3}
 
 
 def test_two_recipes_never_share_a_community() -> None:
     for policy in POLICIES:
-        one, other = recipe(policy, Settings()), recipe(policy, Settings())
+        one, other = recipe(policy, Choices()), recipe(policy, Choices())
         assert one.community is not other.community
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'sync-fedavg'"):
-        recipe("sync-fedavgg", Settings())
+        recipe("sync-fedavgg", Choices())

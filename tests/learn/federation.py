@@ -21,7 +21,7 @@ from metis.learn.flat import vector_of
 from metis.learn.loop import Loop
 from metis.learn.prepare import preparation_named
 from metis.learn.processes import Processes, can_fork
-from metis.learn.training import Training
+from metis.learn.settings import TrainSettings
 from metis.learn.workbench import Workbench
 from metis.zoo import build
 
@@ -106,6 +106,19 @@ def with_convolutions() -> nn.Module:
     )
 
 
+def training_of(**values: Any) -> TrainSettings:
+    """Return settings with nothing left open."""
+    filled: dict[str, Any] = {
+        "batch_size": 32,
+        "learning_rate": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "weight_decay_on": (),
+        "proximal": 0.0,
+    }
+    return TrainSettings(**{**filled, **values})
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "dense": dense,
     "dropout": with_dropout,
@@ -117,16 +130,16 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 MODULE = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
 TRAININGS = {
-    "sgd": Training(batch_size=10),
-    "adam": Training(batch_size=10, optimizer="adam", learning_rate=0.01),
-    "proximal": Training(batch_size=10, proximal=0.1, weight_decay=0.01),
+    "sgd": training_of(batch_size=10),
+    "adam": training_of(batch_size=10, optimizer="adam", learning_rate=0.01),
+    "proximal": training_of(batch_size=10, proximal=0.1, weight_decay=0.01),
 }
 TRAINING = pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
 
 
 def bench_of(
     make: Callable[[], nn.Module] = dense,
-    training: Training = TRAININGS["sgd"],
+    training: TrainSettings = TRAININGS["sgd"],
     seed: int = 1,
     data: Dataset | None = None,
     shares: Mapping[LearnerId, Share] = SHARES,
@@ -137,7 +150,9 @@ def bench_of(
     if data is None:
         has_filters = any(isinstance(part, nn.Conv2d) for part in module.modules())
         data = dataset(shape=PICTURE) if has_filters else dataset()
-    return Workbench(module, data, shares, training, preparation_named("none"), seed), start
+    return Workbench(
+        module, data, shares, training, preparation_named("none"), seed, "cpu", "tf32"
+    ), start
 
 
 def loop(bench: Workbench) -> Cohort:
@@ -163,7 +178,7 @@ class Federate:
     def __call__(
         self,
         make: Callable[[], nn.Module] = dense,
-        training: Training = TRAININGS["sgd"],
+        training: TrainSettings = TRAININGS["sgd"],
         seed: int = 1,
         data: Dataset | None = None,
         shares: Mapping[LearnerId, Share] = SHARES,

@@ -22,7 +22,7 @@ from metis.data.dataset import Dataset
 from metis.learn.epochs import Share
 from metis.learn.flat import load_into, vector_of
 from metis.learn.prepare import preparation_named
-from metis.learn.training import Training
+from metis.learn.settings import TrainSettings
 from metis.learn.workbench import Workbench
 from metis.store.pack import Names, read_packed, write_packed
 from metis.zoo import build
@@ -44,6 +44,7 @@ from tests.learn.federation import (
     loop,
     task,
     trained,
+    training_of,
     with_batch_norm,
     with_convolutions,
     with_dropout,
@@ -105,7 +106,7 @@ def test_losses_are_those_of_the_received_model_and_then_of_the_present_one(
 
 
 #: So fast that the validation loss goes up and down.
-OFFERS_BEST = Training(batch_size=10, learning_rate=0.5, momentum=0.5, offers_best=True)
+OFFERS_BEST = training_of(batch_size=10, learning_rate=0.5, momentum=0.5, offer="best")
 
 
 def best_of(learners: Learners, start: Vector, losses: list[float]) -> bytes:
@@ -151,7 +152,7 @@ def test_the_best_model_so_far_outlives_a_crash(
 
 def test_without_losses_the_latest_model_is_offered(federation: Federate) -> None:
     learners, start = federation(training=OFFERS_BEST)
-    plain = federation(training=replace(OFFERS_BEST, offers_best=False))[0]
+    plain = federation(training=replace(OFFERS_BEST, offer="latest"))[0]
 
     assert trained(learners, start, num_steps=13) == trained(plain, start, num_steps=13)
 
@@ -194,7 +195,7 @@ def test_the_order_of_learners_changes_no_byte(
 @TRAINING
 @MODULE
 def test_three_steps_and_seven_are_ten(
-    make: Callable[[], nn.Module], training: Training, federation: Federate
+    make: Callable[[], nn.Module], training: TrainSettings, federation: Federate
 ) -> None:
     whole, start = federation(make, training)
     wanted = trained(whole, start, num_steps=10)
@@ -219,7 +220,7 @@ def test_three_steps_and_seven_are_ten(
 @TRAINING
 @MODULE
 def test_every_way_to_compute_gives_the_same_bytes(
-    make: Callable[[], nn.Module], training: Training, opened: ExitStack
+    make: Callable[[], nn.Module], training: TrainSettings, opened: ExitStack
 ) -> None:
     shape = PICTURE if make is with_convolutions else (12,)
     data = dataset(shape=shape, num_test=1300)  # three batches of an evaluation
@@ -279,7 +280,7 @@ def test_a_judges_counts_do_not_depend_on_who_else_is_asked(federation: Federate
 @MODULE
 def test_a_restored_task_ends_in_the_same_bytes(
     make: Callable[[], nn.Module],
-    training: Training,
+    training: TrainSettings,
     federations: tuple[Federate, Federate],
     tmp_path: Path,
 ) -> None:
@@ -386,7 +387,7 @@ def test_what_was_kept_for_the_next_task_outlives_a_crash(
     federations: tuple[Federate, Federate], tmp_path: Path
 ) -> None:
     begun, gone_on = federations
-    training = Training(batch_size=10, keep_momentum=True)
+    training = training_of(batch_size=10, keep_momentum=True)
     for make in (dense, with_convolutions):
         learners, start = begun(make, training)
         for learner in (A, B):
@@ -498,7 +499,7 @@ def test_a_last_batch_of_one_is_joined_by_the_epochs_first_example_for_batch_nor
 
 
 def test_batches_of_one_are_refused_for_batch_norm_only(federation: Federate) -> None:
-    training = Training(batch_size=1)
+    training = training_of(batch_size=1)
     with pytest.raises(ConfigError, match="batch_size = 1"):
         federation(with_batch_norm, training)
     trained(*federation(dense, training))
@@ -575,7 +576,7 @@ class Viewing(nn.Module):
 def test_convolutions_are_trained_as_plain_pytorch_trains_them(
     make: Callable[[], nn.Module], federation: Federate
 ) -> None:
-    training = Training(batch_size=10, momentum=0.9, learning_rate=0.05)
+    training = training_of(batch_size=10, momentum=0.9, learning_rate=0.05)
     bench, start = bench_of(make, training)
     data = dataset(shape=PICTURE)
     x, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
@@ -607,14 +608,14 @@ def test_a_module_that_takes_contiguous_tensors_only_is_given_such(federation: F
 
 def test_momentum_starts_afresh_unless_it_is_kept(federation: Federate) -> None:
     afresh, start = federation()
-    kept, _ = federation(training=Training(batch_size=10, keep_momentum=True))
+    kept, _ = federation(training=training_of(batch_size=10, keep_momentum=True))
 
     assert trained(afresh, start) == trained(kept, start)
     assert trained(afresh, start) != trained(kept, start)
 
 
 def test_an_abandoned_task_leaves_what_was_kept_as_it_was(federation: Federate) -> None:
-    training = Training(batch_size=10, keep_momentum=True)
+    training = training_of(batch_size=10, keep_momentum=True)
     plain, start = federation(training=training)
     trained(plain, start)
     disturbed, _ = federation(training=training)
@@ -671,7 +672,7 @@ def test_tasks_can_be_abandoned_for_ever(federation: Federate) -> None:
 
 
 def test_a_kept_optimizer_takes_the_rate_of_the_new_task(federation: Federate) -> None:
-    training = Training(batch_size=10, keep_momentum=True, momentum=0.0)
+    training = training_of(batch_size=10, keep_momentum=True, momentum=0.0)
     kept, start = federation(training=training)
     trained(kept, start)
 
@@ -682,7 +683,7 @@ def test_a_kept_optimizer_takes_the_rate_of_the_new_task(federation: Federate) -
 
 @TRAINING
 def test_a_factor_of_a_task_is_as_good_as_another_learning_rate(
-    training: Training, federation: Federate
+    training: TrainSettings, federation: Federate
 ) -> None:
     slower = replace(training, learning_rate=training.learning_rate * 0.25)
     one, start = federation(training=training)
@@ -778,7 +779,7 @@ def test_a_regression_is_scored_by_its_sums(federation: Federate) -> None:
     data = dataset(num_classes=0)
     learners, start = federation(
         lambda: build("linear", (12,), 1, seed=1),
-        Training(batch_size=10, learning_rate=0.02),
+        training_of(batch_size=10, learning_rate=0.02),
         data=data,
     )
     first = learners.test(start)
@@ -984,8 +985,10 @@ def test_bytes_are_prepared_and_read_only_arrays_taken(federation: Federate) -> 
     module = build("cifar_cnn", (3, 24, 24), 10, seed=1)
     start = vector_of(module)
     shares = {A: Share(np.arange(30), np.arange(30, 40))}
-    training = Training(batch_size=16, weight_decay=0.004, weight_decay_on=("fc1.weight",))
-    bench = Workbench(module, data, shares, training, preparation_named("cifar10"), seed=1)
+    training = training_of(batch_size=16, weight_decay=0.004, weight_decay_on=("fc1.weight",))
+    bench = Workbench(
+        module, data, shares, training, preparation_named("cifar10"), 1, "cpu", "tf32"
+    )
     learners = federation.on(bench)
 
     learners.begin(task(A, start), with_loss=True)

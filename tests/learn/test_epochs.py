@@ -12,7 +12,8 @@ from metis.core.local_run import samples_of_epoch
 from metis.core.types import LearnerId
 from metis.learn.epochs import Epochs, Share, order_of
 from metis.learn.prepare import preparation_named
-from metis.learn.training import LAST_BATCHES, Training
+from metis.learn.settings import LAST_BATCHES
+from tests.learn.federation import training_of
 
 NAME = LearnerId("site")
 LABELS = np.random.default_rng(0).integers(10, size=6000)
@@ -86,7 +87,7 @@ def test_a_large_buffer_mixes_classes_and_a_small_one_does_not() -> None:
 
 def test_a_buffer_that_holds_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="shuffle_buffer = 0: must be at least 1"):
-        Training(shuffle_buffer=0)
+        training_of(shuffle_buffer=0)
 
 
 # ---- the last mini-batch ------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from metis.learn.cohort import Cohort
 from metis.learn.flat import layout_of
 from metis.learn.loop import Loop
 from metis.learn.stack import Stack
-from metis.learn.training import Training
 from metis.learn.workbench import Workbench
 from metis.store.pack import Names, read_packed, write_packed
 from tests.learn.federation import (
@@ -31,13 +30,14 @@ from tests.learn.federation import (
     loop,
     task,
     trained,
+    training_of,
     with_batch_norm,
     with_convolutions,
     with_counting_batch_norm,
 )
 
-SHARED = Training(batch_size=10)
-LOCAL = replace(SHARED, local_statistics=True)
+SHARED = training_of(batch_size=10)
+LOCAL = replace(SHARED, batch_norm_statistics="local")
 NORMED = pytest.mark.parametrize(
     "make", [with_batch_norm, with_convolutions, with_counting_batch_norm]
 )

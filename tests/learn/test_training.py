@@ -10,7 +10,9 @@ from torch import nn
 
 from metis.core.errors import ConfigError, ModelError
 from metis.learn.evaluator import squared_error
-from metis.learn.training import Training, new_optimizer, train_step
+from metis.learn.settings import TrainSettings
+from metis.learn.training import device_named, new_optimizer, train_step
+from tests.learn.federation import training_of
 
 X = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]])
 Y = torch.tensor([1.0, -2.0, 0.5])
@@ -28,7 +30,9 @@ def gradient(w: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(2 * (x @ w - y) @ x / len(y))
 
 
-def trained(training: Training, num_steps: int, start: torch.Tensor | None = None) -> list[float]:
+def trained(
+    training: TrainSettings, num_steps: int, start: torch.Tensor | None = None
+) -> list[float]:
     module = line()
     optimizer = new_optimizer(training, module)
     anchors = [] if start is None else [(p, start) for p in module.parameters()]
@@ -43,7 +47,7 @@ def test_sgd_is_the_papers_momentum() -> None:
         u = 0.75 * u + gradient(w)
         w = w - 0.05 * u
 
-    assert trained(Training(learning_rate=0.05, momentum=0.75), 5) == pytest.approx(w, rel=1e-5)
+    assert trained(training_of(learning_rate=0.05, momentum=0.75), 5) == pytest.approx(w, rel=1e-5)
 
 
 def test_the_proximal_term_pulls_towards_the_start() -> None:
@@ -51,7 +55,7 @@ def test_the_proximal_term_pulls_towards_the_start() -> None:
     w = np.array([0.3, -0.2])
     for _ in range(3):
         w = w - 0.1 * (gradient(w) + rho * (w - start))
-    training = Training(learning_rate=0.1, momentum=0.0, proximal=rho)
+    training = training_of(learning_rate=0.1, momentum=0.0, proximal=rho)
 
     assert trained(training, 3, torch.ones(1, 2)) == pytest.approx(w, rel=1e-5)
 
@@ -60,12 +64,12 @@ def test_the_gradients_norm_is_clipped() -> None:
     w = np.array([0.3, -0.2])
     g = gradient(w)
     w = w - 0.1 * g * 0.01 / np.linalg.norm(g)
-    training = Training(learning_rate=0.1, momentum=0.0, clip_norm=0.01)
+    training = training_of(learning_rate=0.1, momentum=0.0, clip_norm=0.01)
 
     assert trained(training, 1) == pytest.approx(w, rel=1e-4)
 
 
-def decay_of(training: Training, module: nn.Module) -> dict[str, float]:
+def decay_of(training: TrainSettings, module: nn.Module) -> dict[str, float]:
     optimizer = new_optimizer(training, module)
     names = {id(p): name for name, p in module.named_parameters()}
     return {
@@ -78,7 +82,7 @@ def decay_of(training: Training, module: nn.Module) -> dict[str, float]:
 def test_weight_decay_is_for_weights_unless_patterns_say_otherwise() -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
 
-    assert decay_of(Training(weight_decay=0.1), module) == {
+    assert decay_of(training_of(weight_decay=0.1), module) == {
         "0.weight": 0.1,
         "0.bias": 0.0,
         "1.weight": 0.0,
@@ -86,21 +90,21 @@ def test_weight_decay_is_for_weights_unless_patterns_say_otherwise() -> None:
         "3.weight": 0.1,
         "3.bias": 0.0,
     }
-    chosen = decay_of(Training(weight_decay=0.1, weight_decay_on=("3.*",)), module)
+    chosen = decay_of(training_of(weight_decay=0.1, weight_decay_on=("3.*",)), module)
     assert [name for name, decay in chosen.items() if decay] == ["3.weight", "3.bias"]
-    assert set(decay_of(Training(optimizer="AdamW"), module).values()) == {0.0}
+    assert set(decay_of(training_of(optimizer="AdamW"), module).values()) == {0.0}
 
 
 def test_weight_decay_adds_to_the_gradient() -> None:
     w = np.array([0.3, -0.2])
     w = w - 0.1 * (gradient(w) + 0.4 * w)
-    training = Training(learning_rate=0.1, momentum=0.0, weight_decay=0.4)
+    training = training_of(learning_rate=0.1, momentum=0.0, weight_decay=0.4)
 
     assert trained(training, 1) == pytest.approx(w, rel=1e-5)
 
 
 def test_the_factor_of_a_task_multiplies_the_learning_rate() -> None:
-    optimizer = new_optimizer(Training(learning_rate=0.5), line(), rate_factor=0.25)
+    optimizer = new_optimizer(training_of(learning_rate=0.5), line(), rate_factor=0.25)
 
     assert {group["lr"] for group in optimizer.param_groups} == {0.125}
 
@@ -108,31 +112,29 @@ def test_the_factor_of_a_task_multiplies_the_learning_rate() -> None:
 @pytest.mark.parametrize("name", ["Adam", "adamw", "RMSprop", "nadam", "adagrad", "Rprop"])
 def test_any_optimizer_of_torch_lowers_the_loss(name: str) -> None:
     before = float(np.square(X.numpy() @ [0.3, -0.2] - Y.numpy()).mean())
-    w = trained(Training(optimizer=name, learning_rate=0.01), 20)
+    w = trained(training_of(optimizer=name, learning_rate=0.01), 20)
 
     assert float(np.square(X.numpy() @ w - Y.numpy()).mean()) < before
 
 
 def test_options_reach_the_optimizer() -> None:
-    training = Training(optimizer="adam", optimizer_options={"betas": (0.5, 0.6)})
+    training = training_of(optimizer="adam", optimizer_options={"betas": (0.5, 0.6)})
 
     assert new_optimizer(training, line()).param_groups[0]["betas"] == (0.5, 0.6)
 
 
 def test_wrong_settings_are_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'adam'"):
-        Training(optimizer="adm")
-    with pytest.raises(ConfigError, match="unknown optimizer 'lbfgs'"):
-        Training(optimizer="lbfgs")
     with pytest.raises(ConfigError, match="batch_size = 0: must be at least 1"):
-        Training(batch_size=0)
+        training_of(batch_size=0)
     with pytest.raises(ConfigError, match="device = 'gpu'"):
-        Training(device="gpu").torch_device()
+        device_named("gpu")
     for training, message in (
-        (Training(optimizer_options={"nesterow": True}), "nesterow"),
-        (Training(optimizer_options={"lr": 1}), "set learning_rate instead of lr"),
-        (Training(weight_decay=0.1, weight_decay_on=("fc9.*",)), r"matches 'fc9.\*'.*weight"),
-        (Training(optimizer="rprop", weight_decay=0.1), "knows no weight_decay"),
+        (training_of(optimizer="adm"), "did you mean 'adam'"),
+        (training_of(optimizer="lbfgs"), "unknown optimizer 'lbfgs'"),
+        (training_of(optimizer_options={"nesterow": True}), "nesterow"),
+        (training_of(optimizer_options={"lr": 1}), "set learning_rate instead of lr"),
+        (training_of(weight_decay=0.1, weight_decay_on=("fc9.*",)), r"matches 'fc9.\*'.*weight"),
+        (training_of(optimizer="rprop", weight_decay=0.1), "knows no weight_decay"),
     ):
         with pytest.raises(ConfigError, match=message):
             new_optimizer(training, line())
@@ -140,4 +142,4 @@ def test_wrong_settings_are_refused_in_words() -> None:
 
 def test_a_module_that_is_frozen_altogether_is_refused() -> None:
     with pytest.raises(ModelError, match="no trainable parameter"):
-        new_optimizer(Training(), line().requires_grad_(False))
+        new_optimizer(training_of(), line().requires_grad_(False))

@@ -26,6 +26,42 @@ def test_what_is_a_sites_own_business_is_not_agreed_on() -> None:
     assert agreed(one) == agreed(other)
 
 
+SLOW_LINK = {"fast": {"latency_seconds": 0.1, "seconds_per_step": 9.0}, "slow": {}}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"precision": "float32"},
+        {"memory_gib": 1.0},
+        {"engine": "loop"},
+        {"costs": {"profile": "paper"}},
+        {"groups": SLOW_LINK},
+        {"incidents": [{"at_seconds": 9.0, "learner": "learner-01", "kind": "crash"}]},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_what_each_computes_for_itself_or_exists_in_virtual_time_keeps_no_two_sites_apart(
+    values: dict[str, Any],
+) -> None:
+    assert agreed(load(None, **values)) == agreed(load(None))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"groups": {"fast": {"vc_tomb": 1}, "slow": {}}},
+        {"groups": {"fast": {}, "phone": {}}},
+        {"partition": {"alpha": 0.1}},
+        {"validation": {"fraction": 0.2}},
+        {"download": {"codec": "int8"}},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_what_the_others_would_notice_must_be_agreed_on(values: dict[str, Any]) -> None:
+    assert agreed(load(None, **values)) != agreed(load(None))
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [

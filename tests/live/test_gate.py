@@ -16,12 +16,12 @@ from metis.core.errors import (
     LineError,
     ModelError,
 )
+from metis.live.settings import CallLimits
 from metis.security.identity import Identity
 from metis.transport.gate import (
     NAME,
     Gate,
     Identified,
-    Limits,
     by_certificate,
     by_name,
     reason_code,
@@ -50,7 +50,9 @@ class Context:
 class Watched:
     """A gate with a clock that stands still, and all that it has noted."""
 
-    limits: Limits = field(default_factory=lambda: Limits(calls_per_second=10.0, calls_at_once=3))
+    limits: CallLimits = field(
+        default_factory=lambda: CallLimits(calls_per_second=10.0, calls_at_once=3)
+    )
     now: float = 1000.0
     notes: list[tuple[str, str, str]] = field(default_factory=list)
     gate: Gate = field(init=False)
@@ -180,7 +182,7 @@ def test_a_call_that_was_put_off_is_not_counted_as_under_way() -> None:
 
 
 def test_calls_under_way_are_still_counted_when_accounts_were_forgotten() -> None:
-    watched = Watched(Limits(calls_per_second=10.0, calls_at_once=1))
+    watched = Watched(CallLimits(calls_per_second=10.0, calls_at_once=1))
     with watched.gate.open(Context(), "learner"):
         for number in range(10_100):
             with pytest.raises(IdentityError):

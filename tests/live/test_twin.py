@@ -58,6 +58,7 @@ def service_of(parts: Parts, journal: Journal) -> Service:
         upload=codec_of(config.upload, bench.layout),
         lease_seconds=config.train.lease_seconds,
         deadline_seconds=config.validation.deadline_seconds,
+        latest_models="memory",
         max_versions=config.horizon.versions,
         num_classes=parts.dataset.num_classes,
     )

@@ -53,6 +53,7 @@ from metis.live.line import (
 )
 from metis.live.mirror import Mirror
 from metis.live.service import Service
+from metis.live.settings import CallLimits
 from metis.live.site import Equipment, Memory, Pulse, Site
 from metis.runtime.compose import controller_of
 from metis.runtime.journal import Journal, Record
@@ -60,7 +61,7 @@ from metis.security.credentials import Credentials
 from metis.store.packets import InMemory
 from metis.transport import dial, rpc
 from metis.transport.dial import RpcLine, channel_credentials
-from metis.transport.gate import Gate, Limits, by_certificate
+from metis.transport.gate import Gate, by_certificate
 from metis.transport.rpc import Opening, serve, server_credentials
 from tests.live.proxy import Proxy
 from tests.security.consortium import NOW, Consortium
@@ -295,6 +296,7 @@ def federation(
         upload=Dense(layout),
         lease_seconds=lease_seconds,
         deadline_seconds=deadline_seconds,
+        latest_models="memory",
         max_versions=versions,
         num_classes=2,
     )
@@ -307,7 +309,7 @@ def federation(
             own = credentials_of(sites, "hub")
             made = server_credentials(own.key_pem, own.certificate_pem, own.ca_pem)
             opening = Opening("127.0.0.1:0", 2 * learners, made)
-            gate = Gate(by_certificate(own.identity_of), Limits(), service.audit)
+            gate = Gate(by_certificate(own.identity_of), CallLimits(), service.audit)
         server, port = serve(service, opening, gate)
         stack.callback(lambda: server.stop(grace=None).wait())
         stack.callback(Clockwork(service).stop)

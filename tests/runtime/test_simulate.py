@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from metis.codecs.dense import Dense
-from metis.config import Incident
+from metis.config import Group, Incident
 from metis.core.community import CachedAverage, Community, RoundAverage
 from metis.core.controller import Controller
 from metis.core.errors import RunError
@@ -31,12 +31,17 @@ from metis.core.types import (
 )
 from metis.core.weighting import ByExamples, ByValidation, Weighting
 from metis.report.summary import Tally
-from metis.runtime.costs import Costs
 from metis.runtime.journal import Journal, Record
 from metis.runtime.simulate import Plan, Simulation
 
 LAYOUT = Layout((Tensor("weight", (2,), "plain", 0),))
 PACKET = Dense(LAYOUT).num_bytes
+
+
+def device_class(**values: Any) -> Group:
+    """Return a device class with nothing left open: what is not named costs nothing."""
+    filled: dict[str, Any] = {"seconds_per_evaluated_example": 0.0, "request_overhead_seconds": 0.0}
+    return Group(**{**filled, **values})
 
 
 class Counting:
@@ -133,9 +138,11 @@ def federation(
     names = [LearnerId(name) for name in speeds]
     profiles = {name: Profile(name, num_examples=100, steps_per_epoch=10) for name in names}
     costs: dict[str, Any] = {
-        name: Costs(seconds_per_step=seconds) for name, seconds in speeds.items()
+        name: device_class(seconds_per_step=seconds) for name, seconds in speeds.items()
     }
     settings: dict[str, Any] = {
+        "lease_seconds": 3600.0,
+        "deadline_seconds": 600.0,
         "profiles": profiles,
         "costs": costs,
         "triggers": {name: AfterEpochs(1) for name in names},
@@ -208,7 +215,7 @@ def test_effective_staleness_counts_the_steps_others_committed_meanwhile() -> No
 
 
 def test_links_overhead_and_judging_take_their_virtual_time() -> None:
-    costs = Costs(
+    costs = device_class(
         seconds_per_step=1.0,
         seconds_per_evaluated_example=0.5,
         request_overhead_seconds=44.0,
@@ -234,7 +241,7 @@ def test_links_overhead_and_judging_take_their_virtual_time() -> None:
 
 
 def test_a_judge_scores_one_model_at_a_time() -> None:
-    costs = Costs(seconds_per_step=1.0, seconds_per_evaluated_example=1.0)
+    costs = device_class(seconds_per_step=1.0, seconds_per_evaluated_example=1.0)
     names = ("a", "b", "c")
     simulation, records = federation(
         dict.fromkeys(names, 1.0),
@@ -428,7 +435,7 @@ def test_a_learner_whose_training_fails_still_answers_as_a_judge() -> None:
     """Learner b fails at 12 s, while it judges the model that a sent at 10 s."""
     speeds = {"a": 1.0, "b": 1.2}
     costs = {
-        name: Costs(seconds_per_step=seconds, seconds_per_evaluated_example=0.5)
+        name: device_class(seconds_per_step=seconds, seconds_per_evaluated_example=0.5)
         for name, seconds in speeds.items()
     }
     simulation, records = federation(

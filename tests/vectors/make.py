@@ -16,21 +16,15 @@ import numpy as np
 
 from metis.codecs.choose import codec_of
 from metis.codecs.inspect import describe
+from metis.codecs.settings import CodecSettings
 from metis.core.types import Kind, Layout, Tensor, Vector, dense, frozen
 
 FOLDER = Path(__file__).parent
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a packet is made with."""
-
-    codec: str
-    sparsity: float = 0.25
-    kernels: float = 0.5
-    sparsity_of: str = "all"
-    coding: str = "golomb"
-    error_feedback: bool = False
+def made_with(codec: str, **values: Any) -> CodecSettings:
+    """Return what a packet is made with; less is left out than by default."""
+    return CodecSettings(codec, **{"sparsity": 0.25, "kernels": 0.5, "coding": "golomb", **values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +33,7 @@ class Vectors:
 
     name: str
     about: str
-    setting: Setting
+    setting: CodecSettings
     layout: Layout
     base: list[float]
     local: list[float]
@@ -116,11 +110,11 @@ ROWS_LOCAL = [
 ]
 
 VECTORS = (
-    Vectors("dense", "every value as it is", Setting("dense"), SMALL, SMALL_BASE, SMALL_LOCAL),
+    Vectors("dense", "every value as it is", made_with("dense"), SMALL, SMALL_BASE, SMALL_LOCAL),
     Vectors(
         "float16",
         "2^-25 is a tie and becomes 0, 3 * 2^-25 is one and becomes 2^-23",
-        Setting("float16"),
+        made_with("float16"),
         SMALL,
         [0.0] * 29,
         ROUNDED_LOCAL,
@@ -128,7 +122,7 @@ VECTORS = (
     Vectors(
         "bfloat16",
         "1 + 2^-8 is a tie and becomes 1, 1 + 3 * 2^-8 is one and becomes 1 + 2^-6",
-        Setting("bfloat16"),
+        made_with("bfloat16"),
         SMALL,
         [0.0] * 29,
         ROUNDED_LOCAL,
@@ -136,7 +130,7 @@ VECTORS = (
     Vectors(
         "int8",
         "scales 1 and 2; halves go to the even step",
-        Setting("int8"),
+        made_with("int8"),
         SMALL,
         [0.0] * 29,
         ROUNDED_LOCAL,
@@ -144,7 +138,7 @@ VECTORS = (
     Vectors(
         "stc-golomb",
         "6 of 24: 5, -4, 3 and, as the first of those that tie, 2, 2, -2; mu = 18 / 6",
-        Setting("stc"),
+        made_with("stc"),
         SMALL,
         SMALL_BASE,
         SMALL_LOCAL,
@@ -152,7 +146,7 @@ VECTORS = (
     Vectors(
         "stc-fixed",
         "as stc-golomb, with gaps of one width",
-        Setting("stc", coding="fixed"),
+        made_with("stc", coding="fixed"),
         SMALL,
         SMALL_BASE,
         SMALL_LOCAL,
@@ -160,7 +154,7 @@ VECTORS = (
     Vectors(
         "stc-deflate",
         "as stc-golomb, with gaps as bytes in a zlib stream",
-        Setting("stc", coding="deflate"),
+        made_with("stc", coding="deflate"),
         SMALL,
         SMALL_BASE,
         SMALL_LOCAL,
@@ -168,7 +162,7 @@ VECTORS = (
     Vectors(
         "stc-all-zero",
         "no weight has changed, so none is kept; other values travel all the same",
-        Setting("stc"),
+        made_with("stc"),
         SMALL,
         SMALL_BASE,
         SMALL_UNCHANGED,
@@ -176,7 +170,7 @@ VECTORS = (
     Vectors(
         "stc-k-zero",
         "p = 0.02 of 24 rounds to none",
-        Setting("stc", sparsity=0.02),
+        made_with("stc", sparsity=0.02),
         SMALL,
         SMALL_BASE,
         SMALL_LOCAL,
@@ -184,7 +178,7 @@ VECTORS = (
     Vectors(
         "sstc-golomb-without-maps",
         "kernels 0 and 2 are kept; 4.5 of 24 rounds to 5: 5, -4, 2, 2, -2; mu = 15 / 5",
-        Setting("sstc", sparsity=0.1875),
+        made_with("sstc", sparsity=0.1875),
         SMALL,
         SMALL_BASE,
         SMALL_LOCAL,
@@ -192,7 +186,7 @@ VECTORS = (
     Vectors(
         "sstc-golomb-with-maps",
         "kernels 2 and 7 and one weight of the head; mu = 153 / 51; maps are shorter",
-        Setting("sstc", kernels=0.25),
+        made_with("sstc", kernels=0.25),
         WIDE,
         WIDE_BASE,
         WIDE_LOCAL,
@@ -200,7 +194,7 @@ VECTORS = (
     Vectors(
         "sstc-deflate",
         "as sstc-auto, with two zlib streams",
-        Setting("sstc", coding="deflate"),
+        made_with("sstc", coding="deflate"),
         ROWS,
         ROWS_BASE,
         ROWS_LOCAL,
@@ -208,7 +202,7 @@ VECTORS = (
     Vectors(
         "sstc-auto",
         "four kernels by golomb, for they are few; 48 weights in equal rows by deflate; mu = 3",
-        Setting("sstc", coding="auto"),
+        made_with("sstc", coding="auto"),
         ROWS,
         ROWS_BASE,
         ROWS_LOCAL,
@@ -216,7 +210,7 @@ VECTORS = (
     Vectors(
         "sstc-fixed",
         "as sstc-golomb-without-maps, as the paper codes it: maps of two bits a cell",
-        Setting("sstc", sparsity=0.1875, coding="fixed"),
+        made_with("sstc", sparsity=0.1875, coding="fixed"),
         SMALL,
         SMALL_BASE,
         SMALL_LOCAL,
@@ -224,7 +218,7 @@ VECTORS = (
     Vectors(
         "sstc-fixed-of-kept",
         "p of the 16 weights left: 4 of them, 5, -4, 2, 2; mu = 13 / 4",
-        Setting("sstc", sparsity_of="kept", coding="fixed"),
+        made_with("sstc", sparsity_of="kept", coding="fixed"),
         SMALL,
         SMALL_BASE,
         SMALL_LOCAL,

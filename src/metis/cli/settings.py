@@ -21,7 +21,8 @@ from metis.cli.common import (
     tell,
 )
 from metis.core.errors import RunError
-from metis.core.recipes import POLICIES, Settings
+from metis.core.recipes import POLICIES
+from metis.core.settings import Choices
 
 commands = typer.Typer()
 
@@ -31,7 +32,7 @@ def policies(as_json: AsJson = False) -> None:
     """List the policies."""
     rows = []
     for policy in POLICIES.values():
-        recipe = policy.recipe(Settings())
+        recipe = policy.recipe(Choices())
         rows.append(
             {
                 "name": policy.name,

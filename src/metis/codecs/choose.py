@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from metis.codecs.dense import Dense
-from metis.codecs.packet import NUMBERS, read_header
+from metis.codecs.packet import read_header
 from metis.codecs.quantized import Quantized
+from metis.codecs.settings import CODECS, CodecSettings
 from metis.codecs.ternary import Ternary
 from metis.core.codec import Codec
 from metis.core.errors import ConfigError, unknown
 from metis.core.types import Layout
 
-CODECS = tuple(NUMBERS)
-
 #: The names by which codecs are stored in a checkpoint.
 STORED: Mapping[str, type] = {"dense": Dense, "quantized": Quantized, "ternary": Ternary}
 
 
-class Settings(Protocol):
-    """What a config says of a codec; see `metis.config.Codec`."""
-
-    @property
-    def codec(self) -> str: ...
-    @property
-    def sparsity(self) -> float: ...
-    @property
-    def kernels(self) -> float: ...
-    @property
-    def sparsity_of(self) -> str: ...
-    @property
-    def coding(self) -> str: ...
-    @property
-    def error_feedback(self) -> bool: ...
-
-
-def codec_of(settings: Settings, layout: Layout) -> Codec:
+def codec_of(settings: CodecSettings, layout: Layout) -> Codec:
     """Return the codec that a config asks for, for models of this layout."""
     name = settings.codec
     if name == "dense":

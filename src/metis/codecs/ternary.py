@@ -25,6 +25,7 @@ from metis.codecs.bits import (
 from metis.codecs.joined import Indices, Joined, joined
 from metis.codecs.packet import Reader, as_bytes, seal, unseal
 from metis.codecs.selection import blank_kernels, kept_kernels, largest, rounded
+from metis.codecs.settings import SHORTEST
 from metis.core.errors import ModelError
 from metis.core.types import Layout, Sparse, Vector
 
@@ -46,7 +47,7 @@ class Ternary:
     sparsity: float  # p
     kernels: float | None = None  # f; None: STC
     of_kept: bool = False  # p of what the kept kernels leave, not of all weights
-    coding: str = "auto"  # or one of `bits.CODINGS`
+    coding: str = SHORTEST  # or one of `bits.CODINGS`
     error_feedback: bool = False
     needs_base: bool = True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import tomllib
 import types
 import typing
@@ -13,26 +12,13 @@ from dataclasses import field
 from typing import Any, TypeVar
 
 from metis.core.errors import ConfigError, unknown
+from metis.core.keys import check_value
 
 Table = TypeVar("Table")
 
 
-def key(
-    default: Any,
-    doc: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    choices: Sequence[str] | None = None,
-) -> Any:
-    """Declare a key: its default, one line for people, and what values it may take."""
-    metadata = {"doc": doc, "low": low, "high": high, "above": above, "choices": choices}
-    return field(default=default, metadata=metadata)
-
-
 def table(kind: Any, doc: str) -> Any:
-    """Declare a table inside a table."""
+    """Declare a table inside a table. Which of its keys are shared each of them says."""
     return field(default_factory=kind, metadata={"doc": doc})
 
 
@@ -82,8 +68,10 @@ def _table(raw: Any, kind: type, where: str) -> Any:
             raise ConfigError(f"{path}: this key is gone; {gone[name]}")
         if name not in fields:
             raise ConfigError(f"{path}: {unknown('key', name, fields)}")
+        if value is None and fields[name].default is None:
+            continue  # left to be filled in
         values[name] = _value(value, hints[name], path)
-        _check(values[name], fields[name].metadata, path)
+        check_value(values[name], fields[name].metadata, path)
     return kind(**values)
 
 
@@ -124,30 +112,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
-
-
-def _check(value: Any, limits: Mapping[str, Any], path: str) -> None:
-    choices = limits.get("choices")
-    if choices and value is not None and value not in choices:
-        raise ConfigError(f"{path}: {unknown('value', value, choices)}")
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
-    finite = isinstance(value, int) or math.isfinite(value)
-    if (
-        not finite
-        or (low is not None and value < low)
-        or (high is not None and value > high)
-        or (above is not None and value <= above)
-    ):
-        bounds = [
-            "" if finite else "a finite number",
-            f"at least {low:g}" if low is not None else "",
-            f"more than {above:g}" if above is not None else "",
-            f"at most {high:g}" if high is not None else "",
-        ]
-        allowed = " and ".join(b for b in bounds if b)
-        raise ConfigError(f"{path} = {value}: must be {allowed}")
 
 
 def _name(hint: Any) -> str:
@@ -199,6 +163,34 @@ def _plain(value: Any) -> Any:
 def write(value: Any, comments: bool = False) -> str:
     """Return a dataclass as TOML that `read` takes back to an equal one."""
     return "\n".join(_lines(value, "", comments)).strip() + "\n"
+
+
+def shared(value: Any) -> dict[str, Any]:
+    """Return the shared keys of a dataclass, keys left open left out, as nested values."""
+    found: dict[str, Any] = {}
+    for one in dataclasses.fields(value):
+        item = getattr(value, one.name)
+        if dataclasses.is_dataclass(item):
+            inside: Any = shared(item)
+        elif isinstance(item, Mapping) and any(map(dataclasses.is_dataclass, item.values())):
+            inside = {name: shared(inner) for name, inner in item.items()}
+        else:
+            inside = _plain(item) if one.metadata.get("shared") else None
+        if inside is not None and (inside != {} or one.metadata.get("shared")):
+            found[one.name] = inside
+    return found
+
+
+def write_values(values: Mapping[str, Any], where: str = "") -> str:
+    """Return nested values as TOML."""
+    plain = {name: value for name, value in values.items() if not isinstance(value, Mapping)}
+    lines = [f"{_toml_key(name)} = {_toml(value)}" for name, value in plain.items()]
+    text = "".join(f"{line}\n" for line in lines)
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            path = f"{where}{_toml_key(name)}"
+            text += f"\n[{path}]\n" + write_values(value, f"{path}.")
+    return text
 
 
 def _lines(value: Any, where: str, comments: bool) -> list[str]:

@@ -28,6 +28,7 @@ from metis.core.types import (
     scatter,
 )
 
+REPAIR_EVERY = 10_000  # folds, by default
 _EPSILON = 2.0**-52  # twice what rounding to float64 can do, as a share of the result
 _AT_ONCE = 64  # models that are read side by side; each may be a file
 _TOLERANCE = 1e-8  # of the cached sum; rounding its mean to float32 is six times as bad
@@ -170,7 +171,7 @@ class CachedAverage:
     every fold makes a version.
     """
 
-    repair_every: int = 10_000
+    repair_every: int = REPAIR_EVERY
     latest: Models = field(default_factory=dict[LearnerId, Vector])  # w_k
     weights: dict[LearnerId, float] = field(default_factory=dict)  # p_k
     sizes: dict[LearnerId, float] = field(default_factory=dict)  # |p_k w_k|, once it is in W

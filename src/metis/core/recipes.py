@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
 from metis.core.errors import ConfigError, unknown
 from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
 from metis.core.server_step import Adaptive, FedAvgM, SecondMoment, Stepped
+from metis.core.settings import Choices
 from metis.core.types import Spans
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal, Weighting
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a recipe leaves open. Defaults are the papers'."""
-
-    metric: str = "micro_f1"
-    self_score: bool = True  # a learner's own counts join the pool
-    sample: int | None = None
-    seed: int = 1990
-    mixing_rate: float = 0.5  # FedAsync's alpha
-    staleness_exponent: float = 0.5  # a of FedAsync+Poly and FedBuff
-    proximal: float = 0.005  # rho of FedAsync's and FedProx's proximal term
-    buffer_size: int = 5  # K of FedBuff
-    server_rate: float | None = None  # 1, but 0.01 of an adaptive server step
-    server_momentum: float = 0.9  # of FedAvgM
-    epochs_of_slowest: float = 1.0  # lambda of SemiSync
-    repair_every: int = 10_000  # commits between full recomputations of the cached sum
-    buffers: Spans = ()  # parts of a model that are averaged and never stepped
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +32,38 @@ class Policy:
 
     name: str
     summary: str
-    recipe: Callable[[Settings], Recipe]
+    recipe: Callable[[Choices], Recipe]
 
 
-def _sync(s: Settings) -> Sync:
-    return Sync(s.sample, s.seed)
+def _sync(s: Choices) -> Sync:
+    return Sync(s.recipe.sample, s.seed)
 
 
-def _semi_sync(s: Settings) -> SemiSync:
-    return SemiSync(s.epochs_of_slowest, s.sample, s.seed)
+def _semi_sync(s: Choices) -> SemiSync:
+    return SemiSync(s.recipe.epochs_of_slowest, s.recipe.sample, s.seed)
 
 
-def _async(s: Settings) -> Async:
-    return Async(s.sample, s.seed)
+def _async(s: Choices) -> Async:
+    return Async(s.recipe.sample, s.seed)
 
 
-def _cache(s: Settings) -> CachedAverage:
-    return CachedAverage(s.repair_every)
+def _cache(s: Choices) -> CachedAverage:
+    return CachedAverage(s.recipe.repair_every)
 
 
-def _by_validation(s: Settings) -> ByValidation:
-    return ByValidation(s.metric, "everybody" if s.self_score else "others")
+def _by_validation(s: Choices) -> ByValidation:
+    return ByValidation(
+        s.validation.metric or "micro_f1",
+        "everybody" if s.validation.self_score == "include" else "others",
+    )
 
 
-def _rate(s: Settings, usual: float = 1.0) -> float:
-    return usual if s.server_rate is None else s.server_rate
+def _rate(s: Choices, usual: float = 1.0) -> float:
+    return usual if s.recipe.server_rate is None else s.recipe.server_rate
 
 
-def _adaptive(kind: SecondMoment, s: Settings) -> Recipe:
-    community = Stepped(RoundAverage(), Adaptive(kind, _rate(s, 0.01)), s.buffers)
+def _adaptive(kind: SecondMoment, s: Choices) -> Recipe:
+    community = Stepped(RoundAverage(), Adaptive(kind, _rate(s, 0.01)))
     return Recipe(community, ByExamples(), _sync(s))
 
 
@@ -127,9 +112,9 @@ POLICIES: dict[str, Policy] = {
             "FedAsync+Poly: each alone, mixed in at a rate that falls with staleness; proximal",
             lambda s: Recipe(
                 Mixing(),
-                ByStaleness(s.mixing_rate, s.staleness_exponent),
+                ByStaleness(s.recipe.mixing_rate, s.recipe.staleness_exponent),
                 _async(s),
-                proximal=s.proximal,
+                proximal=s.recipe.proximal,
             ),
         ),
         Policy(
@@ -146,21 +131,21 @@ POLICIES: dict[str, Policy] = {
             "fedbuff",
             "each alone; every K updates make a version, discounted by staleness",
             lambda s: Recipe(
-                Buffer(_rate(s), s.buffers),
-                ByStaleness(1.0, s.staleness_exponent),
-                Buffered(s.buffer_size, s.sample, s.seed),
+                Buffer(_rate(s)),
+                ByStaleness(1.0, s.recipe.staleness_exponent),
+                Buffered(s.recipe.buffer_size, s.recipe.sample, s.seed),
             ),
         ),
         Policy(
             "fedprox",
             "sync-fedavg with a proximal term that holds learners near the community model",
-            lambda s: Recipe(RoundAverage(), ByExamples(), _sync(s), proximal=s.proximal),
+            lambda s: Recipe(RoundAverage(), ByExamples(), _sync(s), proximal=s.recipe.proximal),
         ),
         Policy(
             "fedavgm",
             "sync-fedavg with momentum at the server",
             lambda s: Recipe(
-                Stepped(RoundAverage(), FedAvgM(_rate(s), s.server_momentum), s.buffers),
+                Stepped(RoundAverage(), FedAvgM(_rate(s), s.recipe.server_momentum)),
                 ByExamples(),
                 _sync(s),
             ),
@@ -176,8 +161,19 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def recipe(policy: str, settings: Settings) -> Recipe:
+def recipe(policy: str, choices: Choices) -> Recipe:
     """Return a policy's recipe, with a community of its own."""
     if policy not in POLICIES:
         raise ConfigError(unknown("policy", policy, POLICIES))
-    return POLICIES[policy].recipe(settings)
+    return POLICIES[policy].recipe(choices)
+
+
+def with_buffers(community: Community, buffers: Spans) -> Community:
+    """Return a fresh community that averages these parts of a model and never steps them.
+
+    They are the parts that are learned and not trained, such as batch-norm statistics.
+    """
+    if isinstance(community, Stepped):
+        inner = with_buffers(community.community, buffers)
+        return replace(community, community=inner, buffers=buffers)
+    return replace(community, buffers=buffers) if isinstance(community, Buffer) else community

@@ -18,7 +18,7 @@ from metis.live.host import Clockwork, conclude
 from metis.live.service import Service
 from metis.runtime.records import AuditRecord
 from metis.security.credentials import Credentials, CrlChange
-from metis.transport.gate import Gate, Identify, Limits, by_certificate, by_name
+from metis.transport.gate import Gate, Identify, by_certificate, by_name
 from metis.transport.rpc import Opening, serve, server_credentials
 
 _DRAIN_SECONDS = 30.0  # for what is under way when it is stopped
@@ -55,11 +55,10 @@ def run_controller(
         stop.set()
 
     credentials, identify, look = _security(service, front)
-    limits = Limits(config.live.calls_per_second, config.live.calls_at_once)
     opening = Opening(
         front.listen, config.learners, credentials, front.reflection, config.live.calls_at_once
     )
-    server, port = serve(service, opening, Gate(identify, limits, service.audit), stop_for)
+    server, port = serve(service, opening, Gate(identify, config.live, service.audit), stop_for)
     clockwork = Clockwork(service, look)
     try:
         ready(port)

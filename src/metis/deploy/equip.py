@@ -12,10 +12,11 @@ from torch import nn
 from metis import paper
 from metis.codecs.choose import codec_of
 from metis.codecs.dense import Dense
-from metis.config import Config, Group, Partition
+from metis.config import Config, Group
 from metis.core.errors import ConfigError, unknown
 from metis.core.types import LearnerId
 from metis.data.dataset import Dataset
+from metis.data.settings import PartitionSettings
 from metis.learn.cohort import Cohort
 from metis.learn.flat import as_module
 from metis.learn.loop import Loop
@@ -88,7 +89,7 @@ def on_its_own(config: Config, name: str, group: Group) -> Config:
         config,
         learners=1,
         groups={name: replace(group, learners=1)},
-        partition=Partition(sizes="uniform", classes="iid"),
+        partition=PartitionSettings(sizes="uniform", classes="iid"),
         recipe=replace(config.recipe, sample=None, min_learners=None),
         validation=replace(config.validation, self_score="include"),
         incidents=(),

@@ -14,10 +14,9 @@ from metis.learn.cohort import Cohort, Trainer
 from metis.learn.graphs import Graphs
 from metis.learn.loop import Loop
 from metis.learn.processes import Processes, can_fork
+from metis.learn.settings import ENGINES
 from metis.learn.stack import Stack
 from metis.learn.workbench import Workbench
-
-ENGINES = ("auto", "loop", "stack", "processes", "graphs")
 
 #: A model with at most so many values is stacked on a CPU: calls cost more than arithmetic.
 STACKED_VALUES = 20_000

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metis.core.types import Layout, LearnerId, Vector, frozen
-from metis.learn.training import Training
+from metis.learn.settings import TrainSettings
 
 _NOWHERE: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -49,6 +49,6 @@ class Statistics:
             mine.update(saved)
 
 
-def statistics_of(training: Training, layout: Layout) -> Statistics:
+def statistics_of(training: TrainSettings, layout: Layout) -> Statistics:
     """Return the statistics of learners that have none yet."""
     return Statistics(layout.running_statistics() if training.local_statistics else _NOWHERE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -12,16 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from metis.core.errors import ConfigError, ModelError, unknown
+from metis.learn.settings import TrainSettings
 
 #: From outputs and targets to the mean loss of a batch.
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-#: float32 throughout; float32 whose products a GPU may round to 10 bits first; or bfloat16 where
-#: torch's autocast allows for it, on a CPU too. Weights and updates are float32 in any case.
-PRECISIONS = ("float32", "tf32", "bf16")
-
-#: What becomes of an epoch's last mini-batch that is not full; see `Epochs`.
-LAST_BATCHES = ("fill", "short", "drop")
 
 # One evaluates the loss many times a step, the other takes sparse gradients only.
 _UNFIT = {"LBFGS", "SparseAdam"}
@@ -35,63 +28,15 @@ OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """Settings of local training, the same for every learner.
-
-    A task says what its learning rate is multiplied by (`core.schedules`), so a learner needs no
-    memory of its own for that.
-    """
-
-    batch_size: int = 32
-    offers_best: bool = False  # the model of least validation loss, where losses are wanted
-    last_batch: str = "fill"  # what becomes of a last mini-batch that is not full; see Epochs
-    shuffle_buffer: int | None = None  # None: every epoch is a random order; see Epochs
-    learning_rate: float = 0.05
-    momentum: float = 0.9  # for optimizers that have one
-    optimizer: str = "sgd"  # a name in torch.optim, in any case
-    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    proximal: float = 0.0  # rho of the term rho/2 * ||w - w_start||^2, over trained parameters
-    weight_decay: float = 0.0
-    weight_decay_on: tuple[str, ...] = ()  # parameter-name patterns; empty: all weights (ndim >= 2)
-    keep_momentum: bool = False  # carry the optimizer's state over from task to task
-    local_statistics: bool = False  # a learner keeps its batch-norm running statistics to itself
-    clip_norm: float | None = None  # of the whole gradient, the proximal term's included
-    device: str = "cpu"
-    precision: str = "tf32"  # of products on a GPU, see PRECISIONS
-
-    def __post_init__(self) -> None:
-        if self.optimizer.lower() not in OPTIMIZERS:
-            raise ConfigError(unknown("optimizer", self.optimizer, OPTIMIZERS))
-        if self.precision not in PRECISIONS:
-            raise ConfigError(unknown("precision", self.precision, PRECISIONS))
-        if self.last_batch not in LAST_BATCHES:
-            raise ConfigError(unknown("last_batch", self.last_batch, LAST_BATCHES))
-        for name, is_right, wanted in (
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            (
-                "shuffle_buffer",
-                self.shuffle_buffer is None or self.shuffle_buffer >= 1,
-                "at least 1",
-            ),
-            ("learning_rate", self.learning_rate > 0, "above 0"),
-            ("momentum", 0 <= self.momentum < 1, "from 0 to below 1"),
-            ("proximal", self.proximal >= 0, "at least 0"),
-            ("weight_decay", self.weight_decay >= 0, "at least 0"),
-            ("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0"),
-        ):
-            if not is_right:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be {wanted}")
-
-    def torch_device(self) -> torch.device:
-        """Return the device to compute on. Raises ConfigError when this machine has none such."""
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise ConfigError(f"device = {self.device!r}: must be 'cpu' or 'cuda'") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device = 'cuda': torch finds no CUDA device here; use 'cpu'")
-        return device
+def device_named(name: str) -> torch.device:
+    """Return the device to compute on. Raises ConfigError when this machine has none such."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device = {name!r}: must be 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda': torch finds no CUDA device here; use 'cpu'")
+    return device
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -103,13 +48,13 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def new_optimizer(
-    training: Training, module: nn.Module, rate_factor: float = 1.0
+    training: TrainSettings, module: nn.Module, rate_factor: float = 1.0
 ) -> torch.optim.Optimizer:
     """Return a fresh optimizer for a task with this factor of the learning rate.
 
     SGD is the papers': u = momentum * u + gradient; w = w - rate * u, with u = 0 at first.
     """
-    cls = OPTIMIZERS[training.optimizer.lower()]
+    cls = _optimizer_class(training.optimizer)
     takes = inspect.signature(cls).parameters
     settings: dict[str, Any] = {"lr": training.learning_rate * rate_factor}
     if "momentum" in takes:
@@ -133,7 +78,13 @@ def new_optimizer(
         raise ConfigError(f"optimizer {training.optimizer!r}: {error}") from error
 
 
-def not_plain_sgd(training: Training) -> str | None:
+def _optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    if name.lower() not in OPTIMIZERS:
+        raise ConfigError(unknown("optimizer", name, OPTIMIZERS))
+    return OPTIMIZERS[name.lower()]
+
+
+def not_plain_sgd(training: TrainSettings) -> str | None:
     """Say what keeps a trainer that knows SGD only from doing what these settings ask for."""
     if training.optimizer.lower() != "sgd":
         return f"the optimizer is {training.optimizer}, not sgd"
@@ -141,7 +92,7 @@ def not_plain_sgd(training: Training) -> str | None:
     return f"SGD's option {min(more)} is set" if more else None
 
 
-def _options(training: Training) -> dict[str, Any]:
+def _options(training: TrainSettings) -> dict[str, Any]:
     taken = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
     for name in training.optimizer_options:
         if name in taken:
@@ -149,7 +100,7 @@ def _options(training: Training) -> dict[str, Any]:
     return dict(training.optimizer_options)
 
 
-def decayed_names(training: Training, module: nn.Module) -> set[str]:
+def decayed_names(training: TrainSettings, module: nn.Module) -> set[str]:
     """Return which parameters decay. Raises ConfigError for a pattern that matches none."""
     named = trained_parameters(module)
     if training.weight_decay == 0:
@@ -171,7 +122,7 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     loss_of: Loss,
     batch: tuple[Tensor, Tensor],
-    training: Training,
+    training: TrainSettings,
     anchors: Sequence[tuple[nn.Parameter, Tensor]],
 ) -> Tensor:
     """Take one optimizer step on a prepared batch; return its loss, still on the device.

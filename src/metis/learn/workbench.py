@@ -31,7 +31,8 @@ from metis.learn.evaluator import (
 )
 from metis.learn.flat import flatten
 from metis.learn.prepare import Preparation
-from metis.learn.training import Loss, Training, new_optimizer, trained_parameters
+from metis.learn.settings import TrainSettings
+from metis.learn.training import Loss, device_named, new_optimizer, trained_parameters
 
 #: Who scores a model, and the running statistics to score it with; None: those of the model.
 Judge: TypeAlias = tuple[LearnerId, Vector | None]
@@ -54,11 +55,14 @@ class Workbench:
         module: nn.Module,
         dataset: Dataset,
         shares: Mapping[LearnerId, Share],
-        training: Training,
+        training: TrainSettings,
         preparation: Preparation,
         seed: int,
+        device: str,
+        precision: str,
     ) -> None:
-        self.device = training.torch_device()
+        self.device = device_named(device)
+        self.precision = precision
         self.dataset = dataset
         self.training = training
         self.preparation = preparation
@@ -189,6 +193,7 @@ class Workbench:
             _are_same(self.dataset, other.dataset)
             and self.layout == other.layout
             and self.training == other.training
+            and (self.device, self.precision) == (other.device, other.precision)
             and self.preparation == other.preparation
             and repr(self.module) == repr(other.module)
         )
@@ -281,7 +286,7 @@ class Workbench:
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
         """Compute with the precision asked for and, on a GPU, with repeatable algorithms."""
-        precision = self.training.precision
+        precision = self.precision
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
         with ExitStack() as stack:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from dataclasses import replace
 from typing import Any
 
-from metis.config import Config, Data, Horizon, Live, Model, Output, dump, load_text
+from metis.config import Config, load_text
+from metis.config.keys import shared, write_values
 
 
 def agreed(config: Config) -> str:
-    """Return all that a site and its controller must agree on, as TOML.
+    """Return all that a site and its controller must agree on, as TOML: the shared keys.
 
     Which data, where it lies, and on what a site computes is its own business; when it ends, and
-    what is kept, is the controller's. That the models are of one kind is checked by their layout.
+    what is kept, is the controller's; how long things take in virtual time is a simulation's. That
+    the models are of one kind is checked by their layout.
     """
-    shared = replace(
-        config,
-        data=Data(),
-        model=Model(),
-        device="cpu",
-        engine="auto",
-        threads=None,
-        memory_gib=8.0,
-        horizon=Horizon(),
-        output=Output(),
-        validation=replace(config.validation, release_last=None),  # each task says so itself
-        live=Live(),
-    )
-    return dump(shared)
+    return write_values(shared(config))
 
 
 def digest_of(text: str) -> str:

@@ -83,10 +83,10 @@ class Terms:
     upload: Codec
     lease_seconds: float
     deadline_seconds: float
+    latest_models: str  # in memory, or on disk
     max_versions: int | None = None
     max_seconds: float | None = None
     keep_updates: bool = True
-    latest_models: str = "memory"  # or "disk"
     checkpoint_seconds: float = 0.0  # between checkpoints; 0: only when it is stopped
     policy: str = ""
     config_text: str = ""  # what the digest is of

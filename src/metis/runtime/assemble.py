@@ -27,7 +27,7 @@ from metis.learn.engines import Shared, choose, start
 from metis.learn.epochs import Share
 from metis.learn.flat import as_module, load_into
 from metis.learn.prepare import preparation_named
-from metis.learn.training import Training
+from metis.learn.settings import TrainSettings
 from metis.learn.workbench import Workbench
 from metis.runtime.compose import (
     check,
@@ -87,6 +87,8 @@ class Parts:
             dataset=self.dataset,
             shares=shares,
             training=_training(self.config, self.recipe),
+            device=self.config.device,
+            precision=self.config.precision,
             preparation=preparation_named(self.dataset.advice.augment),
             seed=self.config.seed,
         )
@@ -239,7 +241,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     )
     sizes = config.group_sizes()
     groups = {
-        name: _resolve_group(config, dataset, train.batch_size or 1, name, sizes[name])
+        name: _resolve_group(config, dataset, train.batch_size, name, sizes[name])
         for name in config.groups
     }
     model = replace(
@@ -346,30 +348,9 @@ def _shares(
     return shares
 
 
-def _training(config: Config, chosen: Recipe) -> Training:
+def _training(config: Config, chosen: Recipe) -> TrainSettings:
     train = config.train
-    assert train.batch_size is not None
-    assert train.learning_rate is not None
-    assert train.momentum is not None
-    assert train.weight_decay is not None
-    return Training(
-        batch_size=train.batch_size,
-        offers_best=train.offer == "best",
-        last_batch=train.last_batch,
-        shuffle_buffer=train.shuffle_buffer,
-        learning_rate=train.learning_rate,
-        momentum=train.momentum,
-        optimizer=train.optimizer,
-        optimizer_options=train.optimizer_options,
-        proximal=_or(train.proximal, chosen.proximal),
-        weight_decay=train.weight_decay,
-        weight_decay_on=train.weight_decay_on or (),
-        keep_momentum=train.keep_momentum,
-        local_statistics=train.batch_norm_statistics == "local",
-        clip_norm=train.clip_norm,
-        device=config.device,
-        precision=config.precision,
-    )
+    return replace(train, proximal=_or(train.proximal, chosen.proximal))
 
 
 def dataset_of(config: Config) -> Dataset:

@@ -14,38 +14,19 @@ from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.local_run import Trigger
-from metis.core.recipes import Recipe, Settings, recipe
+from metis.core.recipes import Recipe, recipe, with_buffers
 from metis.core.schedules import SHAPES, ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
+from metis.core.settings import Choices
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
-from metis.core.types import Layout, LearnerId, Profile, Snapshot, Spans
-from metis.runtime.costs import Costs
+from metis.core.types import Layout, LearnerId, Profile, Snapshot
 from metis.runtime.records import Record
 from metis.runtime.simulate import Plan
 
 
-def recipe_of(config: Config, buffers: Spans = ()) -> Recipe:
-    """Return the policy's recipe with the config's numbers in it.
-
-    `buffers` are the parts of a model that are averaged and never stepped.
-    """
-    table = config.recipe
-    settings = Settings(
-        metric=config.validation.metric or "micro_f1",
-        self_score=config.validation.self_score == "include",
-        sample=table.sample,
-        seed=config.seed,
-        mixing_rate=table.mixing_rate,
-        staleness_exponent=table.staleness_exponent,
-        proximal=table.proximal,
-        buffer_size=table.buffer_size,
-        server_rate=table.server_rate,
-        server_momentum=table.server_momentum,
-        epochs_of_slowest=table.epochs_of_slowest,
-        repair_every=table.repair_every,
-        buffers=buffers,
-    )
-    return recipe(config.policy, settings)
+def recipe_of(config: Config) -> Recipe:
+    """Return the policy's recipe with the config's numbers in it, and a community of its own."""
+    return recipe(config.policy, Choices(config.recipe, config.validation, config.seed))
 
 
 def with_metric(config: Config, num_classes: int) -> Config:
@@ -119,13 +100,13 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
 
     `num_classes` is what judges count; 0 for a regression.
     """
-    chosen = recipe_of(config, layout.spans("buffer"))
+    chosen = recipe_of(config)
     if config.train.batch_norm_statistics == "local" and not layout.running_statistics().size:
         raise ConfigError(
             "train.batch_norm_statistics = 'local': the model has no batch normalization with "
             "running statistics; use 'shared'"
         )
-    community = chosen.community
+    community = with_buffers(chosen.community, layout.spans("buffer"))
     download = codec_of(config.download, layout)
     if download.needs_base:
         if config.download.error_feedback and isinstance(community, CachedAverage | Mixing):
@@ -152,24 +133,13 @@ def learner_groups(config: Config) -> list[str]:
     return [name for name, size in config.group_sizes().items() for _ in range(size)]
 
 
-def costs_of(group: Group) -> Costs:
-    """Return what things cost in virtual time for a device class of a resolved config."""
-    return Costs(
-        seconds_per_step=group.seconds_per_step or 0.0,
-        seconds_per_evaluated_example=group.seconds_per_evaluated_example or 0.0,
-        request_overhead_seconds=group.request_overhead_seconds or 0.0,
-        latency_seconds=group.latency_seconds,
-        bandwidth_bytes_per_second=group.bandwidth_bytes_per_second,
-    )
-
-
 def trigger_of(config: Config, chosen: Recipe, group: Group) -> Trigger:
     """Return what decides when a learner of a device class offers its model."""
     if not chosen.adaptive:
         return AfterEpochs(config.train.epochs)
     return AnyOf(
         (
-            ValidationCycle(group.vc_loss or 0.0, group.vc_tomb or 0, config.train.burn_in_epochs),
+            ValidationCycle(group.vc_loss, group.vc_tomb, config.train.burn_in_epochs),
             WhenStale(),
             AfterEpochs(config.train.max_epochs),
         )
@@ -190,10 +160,9 @@ def plan_of(
     chosen = recipe_of(config)
     groups = {name: config.groups[profile.group] for name, profile in profiles.items()}
     test_every = config.horizon.test_every
-    assert config.train.batch_size is not None
     return Plan(
         profiles=profiles,
-        costs={name: costs_of(group) for name, group in groups.items()},
+        costs=groups,
         triggers={name: trigger_of(config, chosen, group) for name, group in groups.items()},
         validation_examples=validation_examples,
         batch_size=config.train.batch_size,

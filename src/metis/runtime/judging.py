@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from metis.config import Group
 from metis.core.events import Evaluate, EvaluationExpired
 from metis.core.local_run import Learners
 from metis.core.types import LearnerId, dense
 from metis.runtime.agenda import Score, Tell, World
-from metis.runtime.costs import Costs
 from metis.runtime.journal import Journal, evaluate_record
 from metis.runtime.post import Post
 
@@ -18,7 +18,7 @@ from metis.runtime.post import Post
 class Judging:
     """When judges answer. What they answer is asked for at once and fetched at that moment."""
 
-    costs: Mapping[LearnerId, Costs]
+    costs: Mapping[LearnerId, Group]
     validation_examples: Mapping[LearnerId, int]
     deadline_seconds: float
     learners: Learners

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from metis.config import Incident, late_learners
+from metis.config import Group, Incident, late_learners
 from metis.core.codec import Codec, Published
 from metis.core.controller import Controller
 from metis.core.errors import ModelError, RunError
@@ -44,7 +44,6 @@ from metis.runtime.agenda import (
     Tell,
     World,
 )
-from metis.runtime.costs import Costs
 from metis.runtime.journal import (
     Journal,
     event_record,
@@ -62,7 +61,7 @@ class Plan:
     """What a simulation is told once and never changes."""
 
     profiles: Mapping[LearnerId, Profile]
-    costs: Mapping[LearnerId, Costs]
+    costs: Mapping[LearnerId, Group]
     triggers: Mapping[LearnerId, Trigger]
     validation_examples: Mapping[LearnerId, int]
     batch_size: int
@@ -70,12 +69,12 @@ class Plan:
     no_single: bool  # whether a mini-batch of one example is made one of two
     upload: Codec
     snapshot_bytes: int  # of a model that travels as it is
+    lease_seconds: float
+    deadline_seconds: float
     fixed_epochs: int = 1  # of a task that trains on all examples
     test_every: int = 1
     max_versions: int | None = None
     max_seconds: float | None = None
-    lease_seconds: float = 3600.0
-    deadline_seconds: float = 600.0
     incidents: Sequence[Incident] = ()
 
 

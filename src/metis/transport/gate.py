@@ -19,6 +19,7 @@ import grpc
 
 from metis.core.errors import GoneError, HandshakeError, IdentityError, LineError
 from metis.live.complaints import Audit, Complaints
+from metis.live.settings import CallLimits
 
 NAME = "metis-name"  # metadata of a caller without a certificate
 _NAME_CHARACTERS = 64
@@ -48,14 +49,6 @@ class Trusted:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one caller may do, so that nobody can keep the others out."""
-
-    calls_per_second: float = 200.0
-    calls_at_once: int = 8
-
-
 @dataclass(slots=True)
 class Account:
     """How one caller has used what it may."""
@@ -71,7 +64,7 @@ class Gate:
     def __init__(
         self,
         identify: Identify,
-        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        limits: CallLimits = CallLimits(),  # noqa: B008 (frozen)
         audit: Audit = lambda what, who, reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

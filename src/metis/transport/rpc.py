@@ -20,11 +20,12 @@ from google.protobuf.message import DecodeError
 from metis.core.errors import ConfigError, LineError, MetisError, ModelError, RunError
 from metis.core.types import LearnerId
 from metis.live.service import Service
+from metis.live.settings import CallLimits
 from metis.store.packets import Piece
 from metis.transport import convert
 from metis.transport import wire_pb2 as wire
 from metis.transport.chunks import SharedChunks, part_of
-from metis.transport.gate import Gate, Limits, by_name, reason_code
+from metis.transport.gate import Gate, by_name, reason_code
 
 FEDERATION = "metis.v1.Federation"
 OPERATIONS = "metis.v1.Operations"
@@ -244,7 +245,7 @@ class Opening:
     num_learners: int
     credentials: grpc.ServerCredentials | None = None
     reflection: bool = False
-    calls_at_once: int = Limits().calls_at_once
+    calls_at_once: int = CallLimits().calls_at_once
 
 
 def serve(
@@ -267,7 +268,7 @@ def serve(
         ],
         maximum_concurrent_rpcs=2 * num_threads,
     )
-    gate = gate or Gate(by_name, Limits(calls_at_once=opening.calls_at_once), service.audit)
+    gate = gate or Gate(by_name, CallLimits(calls_at_once=opening.calls_at_once), service.audit)
     for name, methods in Endpoint(service, gate, stop).rpc_methods().items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
     _add_health(server, None if opening.credentials is None else gate, opening.reflection)
