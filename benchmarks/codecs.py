@@ -334,7 +334,7 @@ def one_round(
         learner = LearnerId(f"{number:02d}")
         update = Update(learner, number, model, base_version=0, num_examples=1, num_steps=1)
         community.fold(update, 1.0 + number / 7, base)
-    return community.model(base), ready - began, time.perf_counter() - ready
+    return community.model(base).weights, ready - began, time.perf_counter() - ready
 
 
 # ---- other coders -----------------------------------------------------------------------------

@@ -119,13 +119,13 @@ class _Commits:
         self.learners = [LearnerId(f"{i:04d}") for i in range(len(resident))]
         for learner, weights in zip(self.learners, resident, strict=True):
             self._fold(learner, weights)
-        self.current = self.community.model(self.arriving)
+        self.current = self.community.model(self.arriving).weights
 
     def cached(self) -> None:
         learner = self.learners[self.rng.integers(len(self.learners))]
         replaced = self.community.latest[learner]
         self._fold(learner, self.arriving)
-        self.current = self.community.model(self.current)
+        self.current = self.community.model(self.current).weights
         self.arriving = replaced
 
     def full(self) -> None:

@@ -94,7 +94,7 @@ def measure(place: str, learners: int, size: int, folder: str | None) -> dict[st
                 update = Update(name, 0, weights, base_version=0, num_examples=1, num_steps=1)
                 began = time.perf_counter()
                 community.fold(update, 0.5 + i / learners, current)
-                current = community.model(current)
+                current = community.model(current).weights
                 seconds.append(time.perf_counter() - began)
         after = resident()
     return {

@@ -48,8 +48,8 @@ def test_a_round_is_the_weighted_mean_of_its_own_models_alone() -> None:
     fold(community, A, vector(1, 2), 1)
     fold(community, B, vector(5, 10), 3)
 
-    np.testing.assert_array_equal(community.model(ORIGIN), [4, 8])
-    assert community.model(ORIGIN) is ORIGIN
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [4, 8])
+    assert community.model(ORIGIN).weights is ORIGIN
 
 
 def test_the_order_of_arrival_cannot_change_a_bit_of_a_round() -> None:
@@ -63,7 +63,7 @@ def test_the_order_of_arrival_cannot_change_a_bit_of_a_round() -> None:
         community = RoundAverage()
         for learner, weights, weight in order:
             fold(community, learner, weights, weight)
-        seen.add(community.model(ORIGIN).tobytes())
+        seen.add(community.model(ORIGIN).weights.tobytes())
 
     assert len(seen) == 1
 
@@ -74,7 +74,7 @@ def test_a_learner_that_answers_a_round_twice_counts_once() -> None:
     fold(community, B, vector(4, 4), 1)
     fold(community, A, vector(2, 2), 1)
 
-    np.testing.assert_array_equal(community.model(ORIGIN), [3, 3])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [3, 3])
 
 
 def test_a_learner_can_be_dropped_from_an_open_round_only() -> None:
@@ -84,7 +84,7 @@ def test_a_learner_can_be_dropped_from_an_open_round_only() -> None:
 
     assert community.drop(A)
     assert not community.drop(A)
-    np.testing.assert_array_equal(community.model(ORIGIN), [4, 4])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [4, 4])
     assert not community.drop(B)
 
 
@@ -92,7 +92,7 @@ def test_a_round_without_mass_leaves_the_model_as_it_is() -> None:
     community = RoundAverage()
     fold(community, A, vector(1, 1), 0)
 
-    assert community.model(ORIGIN) is ORIGIN
+    assert community.model(ORIGIN).weights is ORIGIN
 
 
 # --- the cache
@@ -101,11 +101,11 @@ def test_a_round_without_mass_leaves_the_model_as_it_is() -> None:
 def test_an_update_replaces_its_learners_share_of_the_cached_sum() -> None:
     community = CachedAverage()
     fold(community, A, vector(1, 2), 1)
-    np.testing.assert_array_equal(community.model(ORIGIN), [1, 2])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [1, 2])
     fold(community, B, vector(5, 10), 3)
-    np.testing.assert_array_equal(community.model(ORIGIN), [4, 8])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [4, 8])
     fold(community, A, vector(3, 0), 5)
-    np.testing.assert_array_equal(community.model(ORIGIN), [3.75, 3.75])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [3.75, 3.75])
 
 
 def test_a_withdrawn_learner_leaves_no_trace() -> None:
@@ -115,7 +115,7 @@ def test_a_withdrawn_learner_leaves_no_trace() -> None:
 
     assert community.drop(A)
     assert not community.drop(A)
-    np.testing.assert_array_equal(community.model(ORIGIN), [5, 10])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [5, 10])
 
 
 def test_a_weight_of_zero_takes_the_old_contribution_out_and_puts_nothing_in() -> None:
@@ -126,7 +126,7 @@ def test_a_weight_of_zero_takes_the_old_contribution_out_and_puts_nothing_in() -
 
     fold(community, A, vector(9, 9), 0)
 
-    np.testing.assert_array_equal(community.model(ORIGIN), [5, 10])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [5, 10])
     assert not community.drop(A)
 
 
@@ -143,11 +143,11 @@ def test_the_last_contribution_to_go_leaves_exactly_nothing(leave_by: str) -> No
         else:
             fold(community, learner, vector(1, 1), 0)
 
-    assert community.model(ORIGIN) is ORIGIN
+    assert community.model(ORIGIN).weights is ORIGIN
     assert (community.total, community.mass, community.mass_error) == (None, 0.0, 0.0)
 
     fold(community, A, vector(0.1, 0.2), 0.3)
-    np.testing.assert_array_equal(community.model(ORIGIN), vector(0.1, 0.2))
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, vector(0.1, 0.2))
 
 
 def test_many_folds_in_one_version_equal_one_fold_per_version() -> None:
@@ -158,10 +158,10 @@ def test_many_folds_in_one_version_equal_one_fold_per_version() -> None:
         weight = float(rng.random())
         for community in (one, many):
             fold(community, learner, weights, weight)
-        last = one.model(ORIGIN)
+        last = one.model(ORIGIN).weights
 
-    assert many.model(ORIGIN).tobytes() == last.tobytes()
-    assert many.model(ORIGIN).tobytes() == last.tobytes()
+    assert many.model(ORIGIN).weights.tobytes() == last.tobytes()
+    assert many.model(ORIGIN).weights.tobytes() == last.tobytes()
 
 
 def test_the_cached_sum_does_not_drift_in_100_000_folds() -> None:
@@ -175,11 +175,11 @@ def test_the_cached_sum_does_not_drift_in_100_000_folds() -> None:
     model = pool[0]
     for k, w, p in zip(who, what, weights, strict=True):
         fold(community, learners[k], pool[w], float(p))
-        model = community.model(model)
+        model = community.model(model).weights
 
     right = mean_of_latest(community)
     _, mass = community.recompute()
-    assert community.drift is None
+    assert community.repaired is None
     assert np.abs(model - right).max() <= 1e-6 * np.abs(right).max()
     assert math.isclose(community.mass + community.mass_error, mass, rel_tol=1e-12)
 
@@ -189,10 +189,10 @@ def test_a_repair_is_reported_with_the_version_it_was_made_for() -> None:
     found = []
     for i in range(7):
         fold(community, LearnerId(str(i % 2)), vector(i, 0.1), 0.1 + i)
-        before = community.drift
+        before = community.repaired
         community.model(ORIGIN)
-        assert community.drift == before
-        found.append(community.drift)
+        assert community.repaired == before
+        found.append(community.repaired)
 
     assert [drift is not None for drift in found] == [i in (2, 5) for i in range(7)]
     assert all(drift is None or 0 <= drift < 1e-12 for drift in found)
@@ -208,8 +208,8 @@ def test_a_repair_mends_a_sum_that_went_wrong_and_says_by_how_much() -> None:
 
     fold(community, A, vector(1, 2), 1)
 
-    assert community.drift == 0.25
-    np.testing.assert_array_equal(community.model(ORIGIN), [4, 8])
+    assert community.repaired == 0.25
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [4, 8])
 
 
 @pytest.mark.parametrize("exponent", range(6, 38, 2))
@@ -230,8 +230,8 @@ def test_what_a_huge_update_leaves_in_the_cached_sum_is_repaired(
         elif k == 105 and goes_by == "a weight of zero":
             weight = 0.0
         fold(community, learner, weights, weight)
-        model = community.model(ORIGIN)
-        repairs += community.drift is not None
+        model = community.model(ORIGIN).weights
+        repairs += community.repaired is not None
         right = mean_of_latest(community)
         worst = max(worst, float(np.abs(model - right).max() / np.abs(right).max()))
 
@@ -245,10 +245,10 @@ def test_one_huge_value_among_many_is_enough_for_a_repair() -> None:
     poisoned[700] = 1e15
     for learner, weights in ((A, np.ones(1000)), (B, poisoned), (B, np.ones(1000))):
         fold(community, learner, frozen(weights / 3), 0.3)
-        model = community.model(ORIGIN)
+        model = community.model(ORIGIN).weights
 
-    assert community.drift is not None
-    assert community.drift > 1e-3
+    assert community.repaired is not None
+    assert community.repaired > 1e-3
     np.testing.assert_array_equal(model, np.full(1000, np.float32(1 / 3)))
 
 
@@ -263,7 +263,7 @@ def test_the_error_of_the_cached_sum_is_within_its_bound() -> None:
         fold(community, learner, weights, weight)
         community.model(ORIGIN)
         exact[learner] = Fraction(weight) * Fraction(float(weights[0]))
-        if community.drift is not None:
+        if community.repaired is not None:
             continue
         assert community.total is not None
         error = abs(Fraction(float(community.total[0])) - sum(exact.values()))
@@ -285,7 +285,7 @@ def test_ordinary_training_brings_no_repair(num_learners: int) -> None:
         weights = frozen(scale * rng.normal(size=20))
         fold(community, learners[k % num_learners], weights, float(rng.uniform(0.01, 1.0)))
         community.model(ORIGIN)
-        assert community.drift is None
+        assert community.repaired is None
     assert community.error < 1e-9 * community.size
 
 
@@ -318,7 +318,7 @@ def test_whatever_happens_the_cache_equals_the_mean_of_the_latest_models(
         else:
             community.model(ORIGIN)
 
-    model = community.model(ORIGIN)
+    model = community.model(ORIGIN).weights
     if not latest:
         assert model is ORIGIN
     else:
@@ -333,14 +333,14 @@ def test_whatever_happens_the_cache_equals_the_mean_of_the_latest_models(
 
 def test_the_first_arrival_becomes_the_mixture_and_later_ones_are_mixed_in() -> None:
     community = Mixing()
-    assert community.model(ORIGIN) is ORIGIN
+    assert community.model(ORIGIN).weights is ORIGIN
 
     fold(community, A, vector(8, 4), 0.5)
-    np.testing.assert_array_equal(community.model(ORIGIN), [8, 4])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [8, 4])
     fold(community, B, vector(0, 8), 0.25)
-    np.testing.assert_array_equal(community.model(ORIGIN), [6, 5])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [6, 5])
     fold(community, B, vector(2, 1), 0.5)
-    np.testing.assert_array_equal(community.model(ORIGIN), [4, 3])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [4, 3])
 
 
 def test_the_mixing_rate_of_one_arrival_does_not_touch_the_next() -> None:
@@ -349,7 +349,7 @@ def test_the_mixing_rate_of_one_arrival_does_not_touch_the_next() -> None:
     fold(community, A, vector(0, 0), 0.001)
     fold(community, B, vector(8, 4), 0.5)
 
-    np.testing.assert_array_equal(community.model(ORIGIN), [4, 2])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [4, 2])
 
 
 def test_nothing_can_be_dropped_from_a_mixture() -> None:
@@ -357,7 +357,7 @@ def test_nothing_can_be_dropped_from_a_mixture() -> None:
     fold(community, A, vector(8, 4), 0.5)
 
     assert not community.drop(A)
-    np.testing.assert_array_equal(community.model(ORIGIN), [8, 4])
+    np.testing.assert_array_equal(community.model(ORIGIN).weights, [8, 4])
 
 
 # --- buffered differences
@@ -369,16 +369,16 @@ def test_a_buffer_adds_the_mean_of_weighted_differences_to_each_learners_own_bas
     community.fold(update(B, vector(0, 9)), 0.5, base=vector(4, 1))
 
     # [10, 10] + 0.5 / 2 * (1 * [2, 0] + 0.5 * [-4, 8])
-    np.testing.assert_array_equal(community.model(vector(10, 10)), [10, 11])
+    np.testing.assert_array_equal(community.model(vector(10, 10)).weights, [10, 11])
 
 
 def test_a_buffer_is_empty_after_a_version() -> None:
     community = Buffer()
     community.fold(update(A, vector(3, 1)), 1.0, base=vector(1, 1))
-    current = community.model(vector(10, 10))
+    current = community.model(vector(10, 10)).weights
 
     np.testing.assert_array_equal(current, [12, 10])
-    assert community.model(current) is current
+    assert community.model(current).weights is current
     assert not community.drop(A)
 
 
@@ -390,7 +390,7 @@ def test_all_of_a_learner_can_be_dropped_from_a_buffer() -> None:
 
     assert community.drop(A)
     assert not community.drop(C)
-    np.testing.assert_array_equal(community.model(vector(10, 10)), [11, 10])
+    np.testing.assert_array_equal(community.model(vector(10, 10)).weights, [11, 10])
 
 
 def test_a_fold_of_weight_zero_still_counts_as_an_arrival() -> None:
@@ -398,7 +398,7 @@ def test_a_fold_of_weight_zero_still_counts_as_an_arrival() -> None:
     community.fold(update(A, vector(3, 1)), 1.0, base=vector(1, 1))
     community.fold(update(B, vector(9, 9)), 0.0, base=vector(1, 1))
 
-    np.testing.assert_array_equal(community.model(vector(10, 10)), [11, 10])
+    np.testing.assert_array_equal(community.model(vector(10, 10)).weights, [11, 10])
 
 
 @pytest.mark.parametrize("server_rate", [0.5, 1.0, 3.0])
@@ -409,7 +409,7 @@ def test_the_buffers_of_a_model_stay_between_what_the_folds_say(server_rate: flo
     community.fold(update(B, vector(3, 2)), 0.5, base=vector(1, 9))
     community.fold(update(C, vector(3, 99)), 0.0, base=vector(1, 9))
 
-    model = community.model(vector(10, 3))
+    model = community.model(vector(10, 3)).weights
 
     assert model[0] == np.float32(10 + server_rate / 3 * (1 * 2 + 0.5 * 2))
     assert model[1] == np.float32((1 * 1 + 0.5 * 2) / 1.5)
@@ -425,11 +425,11 @@ def test_a_published_model_is_read_only_and_never_changes(kind: type[Community])
     community = kind()
     fold(community, A, vector(1, 2), 0.5)
     fold(community, B, vector(3, 4), 0.5)
-    model = community.model(ORIGIN)
+    model = community.model(ORIGIN).weights
     before = model.copy()
 
     fold(community, A, vector(7, 7), 0.5)
-    later = community.model(model)
+    later = community.model(model).weights
 
     assert not model.flags.writeable
     assert not later.flags.writeable

@@ -13,8 +13,24 @@ from metis.codecs.ternary import Ternary
 from metis.config import Config, load
 from metis.core.codec import Published
 from metis.core.community import CachedAverage, RoundAverage
+from metis.core.controller import Controller
 from metis.core.errors import ConfigError, Interrupted
-from metis.core.types import Layout, LearnerId, Model, Sparse, Tensor, Update, dense, frozen
+from metis.core.events import Arrived, Evaluate, Joined, Publish, Scored
+from metis.core.pacing import Async
+from metis.core.types import (
+    ClassCounts,
+    Layout,
+    LearnerId,
+    Model,
+    Profile,
+    Snapshot,
+    Sparse,
+    Tensor,
+    Update,
+    dense,
+    frozen,
+)
+from metis.core.weighting import ByValidation
 from metis.runtime.journal import Record, read_journal
 from metis.runtime.post import Mail, Post
 from metis.runtime.replay import replay
@@ -206,13 +222,47 @@ def test_a_published_model_is_what_its_packet_says_and_follows_the_average() -> 
 
     distances = []
     for _ in range(200):
-        before, current = current, published.model(current)
-        assert published.packet is not None
-        assert dense(codec.decode(published.packet, before)).tobytes() == current.tobytes()
+        before, made = current, published.model(current)
+        current = made.weights
+        assert made.packet is not None
+        assert dense(codec.decode(made.packet, before)).tobytes() == current.tobytes()
         distances.append(float(np.abs(current - target).max()))
 
     # What a packet leaves out is still in the average, so later ones bring it.
     assert distances[-1] < 0.05 * distances[0]
+
+
+def test_each_of_two_versions_that_one_event_leads_to_carries_its_own_packet() -> None:
+    """Two updates are judged; the scores of the first come last, so both are folded then."""
+    layout = _layout()
+    codec = Ternary(layout, sparsity=0.25)
+    start = Snapshot(0, frozen(np.zeros(layout.size)))
+    controller = Controller(
+        Published(CachedAverage(), codec), ByValidation(), Async(), start, min_learners=2
+    )
+    for learner in (A, B):
+        controller.handle(Joined(Profile(learner, num_examples=4, steps_per_epoch=1)))
+    rng = np.random.default_rng(1)
+    asked: dict[LearnerId, int] = {}
+    for learner in (A, B):
+        weights = frozen(rng.normal(size=layout.size))
+        task = controller.task_of[learner]
+        update = Update(learner, task, weights, 0, num_examples=4, num_steps=1)
+        for command in controller.handle(Arrived(update)):
+            assert isinstance(command, Evaluate)
+            asked[command.learner] = command.evaluation
+    right = ClassCounts(np.eye(2, dtype=np.int64))
+    assert controller.handle(Scored(asked[B], right)) == []
+
+    commands = controller.handle(Scored(asked[A], right))
+
+    current = start.weights
+    versions = [command for command in commands if isinstance(command, Publish)]
+    assert [command.snapshot.version for command in versions] == [1, 2]
+    for command in versions:
+        assert command.packet is not None
+        current = dense(codec.decode(command.packet, current))
+        assert current.tobytes() == command.snapshot.weights.tobytes()
 
 
 @pytest.mark.parametrize("error_feedback", [False, True])
@@ -227,7 +277,7 @@ def test_error_feedback_makes_up_for_what_rounds_left_out(error_feedback: bool) 
 
     for _ in range(40):
         published.fold(_update(A, frozen(current + step)), 1.0, current)
-        current = published.model(current)
+        current = published.model(current).weights
 
     moved = (current - first) / (40 * step)
     weights = moved[:32]
@@ -252,8 +302,8 @@ def test_an_average_of_changes_is_the_average_of_the_models() -> None:
     for weight, update in reversed(list(enumerate(updates, 1))):
         backwards.fold(update, float(weight), base)
 
-    found, right = sparse.model(base), whole.model(base)
-    assert found.tobytes() == backwards.model(base).tobytes()
+    found, right = sparse.model(base).weights, whole.model(base).weights
+    assert found.tobytes() == backwards.model(base).weights.tobytes()
     np.testing.assert_allclose(found, right, rtol=1e-6, atol=1e-6)
     touched = [u.weights.at for u in updates if isinstance(u.weights, Sparse)]
     untouched = np.setdiff1d(np.arange(32), np.concatenate(touched))

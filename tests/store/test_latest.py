@@ -154,7 +154,7 @@ def test_a_cache_on_disk_gives_the_bytes_of_one_in_memory(tmp_path: Path) -> Non
                 update = Update(learner, k, model, 0, num_examples=1, num_steps=1)
                 cache.fold(update, weight if chance < 0.9 else 0.0, base)
             if chance < 0.8:
-                found.append((cache.model(base).tobytes(), cache.drift))
+                found.append((cache.model(base).weights.tobytes(), cache.repaired))
             if chance < 0.2:
                 cache.reject(base)
         assert len(set(found)) <= 1

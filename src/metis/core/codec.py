@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from metis.core.community import Community
+from metis.core.community import Community, NextModel
 from metis.core.types import LearnerId, Model, Update, Vector, dense
 
 
@@ -44,7 +44,6 @@ class Published:
     community: Community
     codec: Codec
     residual: Vector | None = None
-    packet: bytes | None = None  # of the latest version
 
     def fold(self, update: Update, weight: float, base: Vector) -> None:
         self.community.fold(update, weight, base)
@@ -52,15 +51,11 @@ class Published:
     def drop(self, learner: LearnerId) -> bool:
         return self.community.drop(learner)
 
-    def model(self, current: Vector) -> Vector:
-        target = self.community.model(current)
-        self.packet, self.residual = self.codec.encode(target, current, self.residual)
-        return dense(self.codec.decode(self.packet, current))
+    def model(self, current: Vector) -> NextModel:
+        made = self.community.model(current)
+        packet, self.residual = self.codec.encode(made.weights, current, self.residual)
+        return replace(made, weights=dense(self.codec.decode(packet, current)), packet=packet)
 
     def reject(self, current: Vector) -> None:
         self.community.reject(current)
-        self.packet, self.residual = None, None  # what was left out may be what does not fit
-
-    @property
-    def drift(self) -> float | None:
-        return self.community.drift
+        self.residual = None  # what was left out may be what does not fit

@@ -50,6 +50,15 @@ class Models(Protocol):
     def __delitem__(self, learner: LearnerId, /) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class NextModel:
+    """What a community makes of the folds since the version before."""
+
+    weights: Vector  # read-only
+    drift: float | None = None  # relative, found if these folds brought a repair of a cached sum
+    packet: bytes | None = None  # that makes these weights of the version before
+
+
 class Community(Protocol):
     """Takes updates in, gives community models out. State has one owner: the controller."""
 
@@ -68,8 +77,8 @@ class Community(Protocol):
         """
         ...
 
-    def model(self, current: Vector) -> Vector:
-        """Return the next community model, read-only; `current` itself when there is no mass.
+    def model(self, current: Vector) -> NextModel:
+        """Return the next community model; its weights are `current` when there is no mass.
 
         Called once per version, which is published or else rejected.
         """
@@ -77,11 +86,6 @@ class Community(Protocol):
 
     def reject(self, current: Vector) -> None:
         """Undo the folds of the version just made: it will not be published, `current` stays."""
-        ...
-
-    @property
-    def drift(self) -> float | None:
-        """Relative drift found, if the folds of the latest version brought a repair of the sum."""
         ...
 
 
@@ -107,23 +111,19 @@ class RoundAverage:
     def drop(self, learner: LearnerId) -> bool:
         return self.models.pop(learner, None) is not None
 
-    def model(self, current: Vector) -> Vector:
+    def model(self, current: Vector) -> NextModel:
         terms = [self.models[learner] for learner in sorted(self.models)]
         self.models = {}
         if not terms:
-            return current
+            return NextModel(current)
         mass = math.fsum(weight for _, weight in terms)
         changes = [(model, weight) for model, weight in terms if isinstance(model, Sparse)]
         if len(changes) == len(terms) and all(m.base is changes[0][0].base for m, _ in changes):
-            return _average_of_changes(changes, mass)
-        return weighted_mean([(dense(model), weight) for model, weight in terms], mass)
+            return NextModel(_average_of_changes(changes, mass))
+        return NextModel(weighted_mean([(dense(model), weight) for model, weight in terms], mass))
 
     def reject(self, current: Vector) -> None:
         pass  # the round is over, and nothing of it is kept
-
-    @property
-    def drift(self) -> None:
-        return None
 
 
 def _average_of_changes(terms: Sequence[tuple[Sparse, float]], mass: float) -> Vector:
@@ -208,19 +208,10 @@ class CachedAverage:
             self._repair()
         return True
 
-    def model(self, current: Vector) -> Vector:
+    def model(self, current: Vector) -> NextModel:
         self.published = True
-        if self.total is None:
-            return current
-        mass = self.mass + self.mass_error
-        if self.pending is None:
-            return divide(self.total, mass)
-        model: Vector = np.empty(self.total.size, np.float32)
-        self._apply_pending(mass, model)
-        if self.error > _TOLERANCE * (self.size - self.error):
-            self._repair()
-            return divide(self.total, self.mass)
-        return frozen(model)
+        weights = current if self.total is None else self._mean(self.total)
+        return NextModel(weights, self.repaired)
 
     def reject(self, current: Vector) -> None:
         for learner, earlier in self.replaced.items():
@@ -233,9 +224,16 @@ class CachedAverage:
         else:
             self._clear()
 
-    @property
-    def drift(self) -> float | None:
-        return self.repaired
+    def _mean(self, total: Sum) -> Vector:
+        """Return W / P, with the pending change made and the sum repaired if it may be wrong."""
+        mass = self.mass + self.mass_error
+        if self.pending is None:
+            return divide(total, mass)
+        model: Vector = np.empty(total.size, np.float32)
+        self._apply_pending(mass, model)
+        if self.error > _TOLERANCE * (self.size - self.error):
+            return divide(*self._repair())
+        return frozen(model)
 
     def recompute(self) -> tuple[Sum, float]:
         """Return W and P summed anew from the latest models, in sorted learner order: O(N M)."""
@@ -303,12 +301,14 @@ class CachedAverage:
         self.size += comes - goes
         self.error += _EPSILON * (2.0 * (comes + goes) + self.size)
 
-    def _repair(self) -> None:
+    def _repair(self) -> tuple[Sum, float]:
+        """Sum W and P up again, note the drift, and return both."""
         self._apply_pending()
         total, mass = self.recompute()
         mass_drift = abs(self.mass + self.mass_error - mass) / mass
         self.repaired = max(_relative_error(self.total, total), mass_drift)
         self._start_from(total, mass)
+        return total, mass
 
     def _start_from(self, total: Sum, mass: float) -> None:
         self.total, self.mass, self.mass_error = total, mass, 0.0
@@ -335,15 +335,11 @@ class Mixing:
     def drop(self, learner: LearnerId) -> bool:
         return False
 
-    def model(self, current: Vector) -> Vector:
-        return current if self.mixture is None else divide(self.mixture, 1.0)
+    def model(self, current: Vector) -> NextModel:
+        return NextModel(current if self.mixture is None else divide(self.mixture, 1.0))
 
     def reject(self, current: Vector) -> None:
         self.mixture = current.astype(np.float64)  # of what was mixed, no other record is kept
-
-    @property
-    def drift(self) -> None:
-        return None
 
 
 @dataclass(slots=True)
@@ -373,10 +369,10 @@ class Buffer:
         self.folds = kept
         return found
 
-    def model(self, current: Vector) -> Vector:
+    def model(self, current: Vector) -> NextModel:
         folds, self.folds = self.folds, []
         if not any(weight for _, weight, _, _ in folds):
-            return current
+            return NextModel(current)
         change: Sum = np.zeros(current.size)
         for _, weight, weights, base in folds:
             shift(change, 1.0, weight, weights, weight, base)
@@ -385,14 +381,10 @@ class Buffer:
             said = [(gather(weights, self.buffers), weight) for _, weight, weights, _ in folds]
             model.flags.writeable = True  # it is new, and nobody else's yet
             scatter(model, weighted_mean(said, _mass(said)), self.buffers)
-        return frozen(model)
+        return NextModel(frozen(model))
 
     def reject(self, current: Vector) -> None:
         pass  # `model` has emptied the buffer
-
-    @property
-    def drift(self) -> None:
-        return None
 
 
 def _accepted(update: Update, weight: float, base: Vector) -> Vector:

@@ -365,15 +365,16 @@ class Controller:
         """Make a version of the folds; refuse them all if what they make is no model."""
         folds, self.folds = tuple(self.folds), []
         try:
-            weights = frozen(self.community.model(self.current.weights))
+            made = self.community.model(self.current.weights)
         except ModelError as error:
             return self._reject(folds, f"the community model would fit no packet: {error}")
+        weights = frozen(made.weights)
         if not all_finite(weights):
             return self._reject(folds, "the community model would not be finite")
         self.current = Snapshot(self.current.version + 1, weights)
         self.published_steps = self.committed_steps
         self.schedule.published([(f.learner, f.score) for f in folds if f.score is not None])
-        return [Publish(self.current, folds, self.committed_steps, self.community.drift)]
+        return [Publish(self.current, folds, self.committed_steps, made.drift, made.packet)]
 
     def _reject(self, folds: Iterable[Fold], reason: str) -> list[Command]:
         """Leave the last good model the current one, and everything as it was when it was made."""

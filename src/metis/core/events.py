@@ -105,7 +105,8 @@ class Publish:
     snapshot: Snapshot
     folds: tuple[Fold, ...]
     committed_steps: int
-    drift: float | None = None  # relative drift found by a scheduled repair of the cached sum
+    drift: float | None = None  # relative drift found by a repair of the cached sum
+    packet: bytes | None = None  # that makes this version of the one before
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from metis.core.community import Community
+from metis.core.community import Community, NextModel
 from metis.core.kernels import Sum
 from metis.core.types import LearnerId, Spans, Update, Vector, frozen, gather, scatter
 
@@ -102,22 +102,19 @@ class Stepped:
     def drop(self, learner: LearnerId) -> bool:
         return self.community.drop(learner)
 
-    def model(self, current: Vector) -> Vector:
-        average = self.community.model(current)
+    def model(self, current: Vector) -> NextModel:
+        made = self.community.model(current)
+        average = made.weights
         if average is current:
-            return current
+            return made
         delta: Sum = np.subtract(average, current, dtype=np.float64)
         for start, stop in self.buffers:
             delta[start:stop] = 0.0
         with np.errstate(over="ignore", invalid="ignore"):  # a controller looks at what comes out
             stepped = (current + self.step(delta)).astype(np.float32)
         scatter(stepped, gather(average, self.buffers), self.buffers)
-        return frozen(stepped)
+        return replace(made, weights=frozen(stepped))
 
     def reject(self, current: Vector) -> None:
         self.community.reject(current)
         self.step.reset()  # what carried this model over the edge would carry over the next one too
-
-    @property
-    def drift(self) -> float | None:
-        return self.community.drift

@@ -183,14 +183,14 @@ class _Commits:
             self._fold(learner, pool[i % models])
         self._arriving = frozen(start * np.float32(0.5))
         self._turn = 0
-        self._current = self._community.model(self._arriving)
+        self._current = self._community.model(self._arriving).weights
 
     def cached(self) -> None:
         learner = self._learners[self._turn % len(self._learners)]
         self._turn += 1
         replaced = self._community.latest[learner]
         self._fold(learner, self._arriving)
-        self._current = self._community.model(self._current)
+        self._current = self._community.model(self._current).weights
         self._arriving = replaced
 
     def without(self) -> None:

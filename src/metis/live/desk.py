@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeAlias
 
 from metis.codecs.packet import checksum_of
-from metis.core.codec import Codec, Published
+from metis.core.codec import Codec
 from metis.core.errors import JournalError, LineError, MetisError, RunError
 from metis.core.events import (
     Arrived,
@@ -322,9 +322,7 @@ class Desk:
                 self.journal.put(self.now(), record())
 
     def _publish(self, command: Publish) -> Written:
-        community = self.ledger.controller.community
-        packet = community.packet if isinstance(community, Published) else None
-        version = command.snapshot.version
+        packet, version = command.packet, command.snapshot.version
         self._post.publish(self.ledger.mail, version, packet)
         if packet is not None:
             self.shelf.put_version(version, packet, self.ledger.mail.packets)
@@ -332,7 +330,7 @@ class Desk:
             self._settled(fold.task)
             self.ledger.folded[fold.learner] = self.ledger.folded.get(fold.learner, 0) + 1
         self._offer()
-        return partial(version_record, command, packet)
+        return partial(version_record, command)
 
     def _settled(self, task: int) -> None:
         if self.ledger.arrived.pop(task, None) is not None:

@@ -277,14 +277,14 @@ def _event(told: Any, model: Callable[[ArriveRecord], Model]) -> Event:
             raise TypeError(f"{type(told).__name__} is no event")
 
 
-def version_record(command: Publish, packet: bytes | None) -> VersionRecord:
-    """Return the record of a version; `packet` tells it from the version before."""
+def version_record(command: Publish) -> VersionRecord:
+    """Return the record of a version."""
     return VersionRecord(
         version=command.snapshot.version,
         digest=digest(command.snapshot.weights),
         committed_steps=command.committed_steps,
         drift=command.drift,
-        packet_bytes=None if packet is None else len(packet),
+        packet_bytes=None if command.packet is None else len(command.packet),
         folds=[_fold_row(fold) for fold in command.folds],
     )
 

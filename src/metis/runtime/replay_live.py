@@ -15,7 +15,7 @@ from pathlib import Path
 
 from metis.codecs.dense import Dense
 from metis.codecs.packet import checksum_of
-from metis.core.codec import Codec, Published
+from metis.core.codec import Codec
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError
 from metis.core.events import Command, Evaluate, Publish, Refuse, Train
@@ -160,12 +160,10 @@ class LiveReplay:
     def _made(self, command: Command) -> object:
         match command:
             case Publish(snapshot):
-                community = self.controller.community
-                packet = community.packet if isinstance(community, Published) else None
-                self.post.publish(self.mail, snapshot.version, packet)
+                self.post.publish(self.mail, snapshot.version, command.packet)
                 for fold in command.folds:
                     self.arrived.pop(fold.task, None)
-                return version_record(command, packet)
+                return version_record(command)
             case Train(task):
                 route = self.post.to_learner(self.mail, task.learner, task.start.version)
                 return task_record(task, route.num_bytes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from metis.config import Group, Incident, late_learners
-from metis.core.codec import Codec, Published
+from metis.core.codec import Codec
 from metis.core.controller import Controller
 from metis.core.errors import ModelError, RunError
 from metis.core.events import (
@@ -324,10 +324,8 @@ class Simulation:
         self.world.refused.clear()
         for fold in command.folds:
             self.world.packet_bytes.pop(fold.task, None)
-        community = self.controller.community
-        packet = community.packet if isinstance(community, Published) else None
-        self._post.publish(self.world.mail, snapshot.version, packet)
-        self.journal.put(self.world.now, version_record(command, packet))
+        self._post.publish(self.world.mail, snapshot.version, command.packet)
+        self.journal.put(self.world.now, version_record(command))
         if snapshot.version % self.plan.test_every == 0:
             self._test(snapshot)
 
