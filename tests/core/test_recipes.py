@@ -7,7 +7,7 @@ from metis.core.community import Buffer, CachedAverage, Mixing, RoundAverage
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.events import Publish
-from metis.core.pacing import Async, Buffered, SemiSync, Sync
+from metis.core.pacing import Continuous, Rounds, SemiSync, Sync
 from metis.core.recipes import POLICIES, recipe
 from metis.core.server_step import Adaptive, FedAvgM, Stepped
 from metis.core.settings import Choices, RecipeSettings, ValidationSettings
@@ -101,22 +101,22 @@ def test_every_policy_says_what_it_is(policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "community", "weighting", "pacing"),
     [
-        ("sync-fedavg", RoundAverage, ByExamples, Sync),
-        ("sync-dvw", RoundAverage, ByValidation, Sync),
-        ("sync-uniform", RoundAverage, Equal, Sync),
-        ("async-fedavg", CachedAverage, ByExamples, Async),
-        ("async-dvw", CachedAverage, ByValidation, Async),
-        ("async-dvw-adaptive", CachedAverage, ByValidation, Async),
-        ("async-uniform", CachedAverage, Equal, Async),
-        ("fedasync", Mixing, ByStaleness, Async),
-        ("semisync-fedavg", RoundAverage, ByExamples, SemiSync),
-        ("semisync-dvw", RoundAverage, ByValidation, SemiSync),
-        ("fedbuff", Buffer, ByStaleness, Buffered),
-        ("fedprox", RoundAverage, ByExamples, Sync),
-        ("fedavgm", Stepped, ByExamples, Sync),
-        ("fedadagrad", Stepped, ByExamples, Sync),
-        ("fedadam", Stepped, ByExamples, Sync),
-        ("fedyogi", Stepped, ByExamples, Sync),
+        ("sync-fedavg", RoundAverage, ByExamples, Rounds),
+        ("sync-dvw", RoundAverage, ByValidation, Rounds),
+        ("sync-uniform", RoundAverage, Equal, Rounds),
+        ("async-fedavg", CachedAverage, ByExamples, Continuous),
+        ("async-dvw", CachedAverage, ByValidation, Continuous),
+        ("async-dvw-adaptive", CachedAverage, ByValidation, Continuous),
+        ("async-uniform", CachedAverage, Equal, Continuous),
+        ("fedasync", Mixing, ByStaleness, Continuous),
+        ("semisync-fedavg", RoundAverage, ByExamples, Rounds),
+        ("semisync-dvw", RoundAverage, ByValidation, Rounds),
+        ("fedbuff", Buffer, ByStaleness, Continuous),
+        ("fedprox", RoundAverage, ByExamples, Rounds),
+        ("fedavgm", Stepped, ByExamples, Rounds),
+        ("fedadagrad", Stepped, ByExamples, Rounds),
+        ("fedadam", Stepped, ByExamples, Rounds),
+        ("fedyogi", Stepped, ByExamples, Rounds),
     ],
 )
 def test_a_policy_is_this_composition(

@@ -30,7 +30,7 @@ from metis.core.events import (
     TaskExpired,
     Train,
 )
-from metis.core.pacing import Buffered, Pacing
+from metis.core.pacing import Continuous, Pacing
 from metis.core.types import (
     ClassCounts,
     Counts,
@@ -340,7 +340,7 @@ class Account:
             count = min(count, max(0, room))
         if count == 0:
             return
-        due = self.pacing.size if isinstance(self.pacing, Buffered) else 1
+        due = self.pacing.size if isinstance(self.pacing, Continuous) else 1
         if len(self.pending) >= due:
             self._make_version()
         group = [self._take(Train).task for _ in range(count)]

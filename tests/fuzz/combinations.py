@@ -10,7 +10,7 @@ from functools import partial
 from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
 from metis.core.controller import Controller
 from metis.core.events import Command, Evaluate, Event, Publish, Refuse, Train
-from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
+from metis.core.pacing import Async, Buffered, Continuous, Pacing, Rounds, SemiSync, Sync
 from metis.core.server_step import FedAvgM, Stepped
 from metis.core.types import Snapshot, dense
 from metis.core.weighting import ByExamples, ByStaleness, ByValidation, Equal, Weighting
@@ -30,7 +30,7 @@ from tests.fuzz.slow_communities import (
 class Combination:
     """A pacing and a weighting, with a community that fits."""
 
-    pacing: Sync | SemiSync | Async | Buffered
+    pacing: Rounds | Continuous
     weighting: Weighting
     community: Callable[[], Community]
     slow: Callable[[], SlowCommunity]
@@ -106,9 +106,9 @@ def federation(combination: Combination, rng: random.Random) -> Federation:
     pacing = replace(
         combination.pacing, sample=rng.choice((None, None, None, 1, 2, 3)), seed=rng.randrange(9)
     )
-    if isinstance(pacing, SemiSync):
+    if isinstance(pacing, Rounds) and pacing.epochs_of_slowest is not None:
         pacing = replace(pacing, epochs_of_slowest=rng.choice((0.5, 1.0, 2.0)))
-    elif isinstance(pacing, Buffered):
+    elif isinstance(pacing, Continuous) and pacing.size > 1:
         pacing = replace(pacing, size=rng.randint(1, 4))
     release_from = rng.choice((None, None, None, 0, 2, 4))
     return Federation(combination, pacing, rng.randint(1, 3), rng.randint(2, 5), release_from)

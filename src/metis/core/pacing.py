@@ -40,28 +40,12 @@ class Pacing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
-    """A barrier: the next round starts when nobody of this one is at work any more."""
+class Rounds:
+    """A barrier: the next round starts when no learner of this one is at work any more."""
 
     sample: int | None = None  # learners per round
     seed: int = 0
-    rounds: bool = True
     epochs_of_slowest: float | None = None
-
-    def publishes(self, num_folds: int, num_active: int) -> bool:
-        return num_active == 0
-
-    def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
-        return choose(idle, self.sample, self.seed, draw) if num_active == 0 else ()
-
-
-@dataclass(frozen=True, slots=True)
-class SemiSync:
-    """A barrier in time: everybody gets the mini-batches it can do in the same seconds."""
-
-    epochs_of_slowest: float | None = 1.0  # lambda
-    sample: int | None = None
-    seed: int = 0
     rounds: bool = True
 
     def publishes(self, num_folds: int, num_active: int) -> bool:
@@ -72,36 +56,40 @@ class SemiSync:
 
 
 @dataclass(frozen=True, slots=True)
-class Async:
-    """Each alone: every fold makes a version, and its learner goes on at once."""
+class Continuous:
+    """No barrier: learners go on at once, and every `size` folds make a version."""
 
+    size: int = 1
     sample: int | None = None  # learners at work at once
     seed: int = 0
-    rounds: bool = False
     epochs_of_slowest: float | None = None
-
-    def publishes(self, num_folds: int, num_active: int) -> bool:
-        return num_folds >= 1
-
-    def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
-        return choose(idle, vacancies(self.sample, num_active), self.seed, draw)
-
-
-@dataclass(frozen=True, slots=True)
-class Buffered:
-    """FedBuff: learners go on at once, but only every `size` folds make a version."""
-
-    size: int = 5  # K
-    sample: int | None = None
-    seed: int = 0
     rounds: bool = False
-    epochs_of_slowest: float | None = None
 
     def publishes(self, num_folds: int, num_active: int) -> bool:
         return num_folds >= self.size
 
     def release(self, idle: Set[LearnerId], num_active: int, draw: int) -> Sequence[LearnerId]:
         return choose(idle, vacancies(self.sample, num_active), self.seed, draw)
+
+
+def Sync(sample: int | None = None, seed: int = 0) -> Rounds:
+    """Return rounds in which every learner trains its own number of epochs."""
+    return Rounds(sample, seed)
+
+
+def SemiSync(epochs_of_slowest: float = 1.0, sample: int | None = None, seed: int = 0) -> Rounds:
+    """Return rounds of equal time: a learner gets the mini-batches it can do in it (lambda)."""
+    return Rounds(sample, seed, epochs_of_slowest)
+
+
+def Async(sample: int | None = None, seed: int = 0) -> Continuous:
+    """Return each alone: every fold makes a version, and its learner goes on at once."""
+    return Continuous(1, sample, seed)
+
+
+def Buffered(size: int = 5, sample: int | None = None, seed: int = 0) -> Continuous:
+    """Return FedBuff's pacing: only every `size` folds (K) make a version."""
+    return Continuous(size, sample, seed)
 
 
 def choose(idle: Set[LearnerId], count: int | None, seed: int, draw: int) -> list[LearnerId]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
 from metis.core.errors import ConfigError, unknown
-from metis.core.pacing import Async, Buffered, Pacing, SemiSync, Sync
+from metis.core.pacing import Async, Buffered, Continuous, Pacing, Rounds, SemiSync, Sync
 from metis.core.server_step import Adaptive, FedAvgM, SecondMoment, Stepped
 from metis.core.settings import Choices
 from metis.core.types import Spans
@@ -35,15 +35,15 @@ class Policy:
     recipe: Callable[[Choices], Recipe]
 
 
-def _sync(s: Choices) -> Sync:
+def _sync(s: Choices) -> Rounds:
     return Sync(s.recipe.sample, s.seed)
 
 
-def _semi_sync(s: Choices) -> SemiSync:
+def _semi_sync(s: Choices) -> Rounds:
     return SemiSync(s.recipe.epochs_of_slowest, s.recipe.sample, s.seed)
 
 
-def _async(s: Choices) -> Async:
+def _async(s: Choices) -> Continuous:
     return Async(s.recipe.sample, s.seed)
 
 
