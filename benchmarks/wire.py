@@ -58,7 +58,7 @@ from machine import machine
 from metis.codecs.dense import Dense
 from metis.core.controller import Controller
 from metis.core.errors import LineError
-from metis.core.recipes import recipe
+from metis.core.policies import recipe
 from metis.core.settings import Choices
 from metis.core.types import Layout, LearnerId, Profile, Snapshot, Tensor, frozen
 from metis.deploy.allocator import keep_freed_memory

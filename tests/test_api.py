@@ -131,6 +131,37 @@ def test_a_wrong_argument_is_a_metis_error(values: dict[str, Any], message: str)
         metis.simulate(**{**SMALL, "model": net(), "data": points(), **values})
 
 
+@pytest.mark.parametrize("engine", ["loop", "stack", "processes"])
+def test_a_module_that_is_passed_keeps_its_weights_so_a_second_run_is_the_same(
+    engine: str,
+) -> None:
+    mine = net()
+    before = {name: value.clone() for name, value in mine.state_dict().items()}
+
+    one, other = (
+        metis.simulate(model=mine, data=points(), engine=engine, **SMALL) for _ in range(2)
+    )
+
+    assert one.records[0]["initial"] == other.records[0]["initial"]
+    assert one.weights.tobytes() == other.weights.tobytes()
+    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
+    assert all(value.device.type == "cpu" for value in mine.state_dict().values())
+
+
+def test_a_recipe_is_passed_by_value_by_name_or_by_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import metis\n\n\ndef recipe():\n"
+        "    return metis.Recipe(metis.RoundAverage(), metis.ByExamples(), metis.Sync())\n"
+    )
+    values = {**SMALL, "policy": "sync-fedavg"}
+    named = metis.simulate(model=net(), data=points(), **values)
+    mine = metis.Recipe(metis.RoundAverage(), metis.ByExamples(), metis.Sync())
+
+    for policy in (mine, f"{tmp_path}/mine.py:recipe"):
+        made = metis.simulate(model=net(), data=points(), **{**values, "policy": policy})
+        assert made.weights.tobytes() == named.weights.tobytes()
+
+
 def test_a_run_of_ones_own_parts_is_resumed_with_the_same_parts(tmp_path: Path) -> None:
     from metis.config import load
     from metis.runtime.run import run

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from metis.config import load
-from metis.core.recipes import POLICIES
+from metis.core.policies import POLICIES
 from metis.data.sources import SOURCES
 from metis.runtime.journal import Record, read_journal
 from tests.command import Metis, Outcome, assert_refused

@@ -334,7 +334,7 @@ def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:
                 bases = {ast.unparse(base) for base in node.bases}
                 found += [
                     f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}({base})"
-                    for base in bases - {"Protocol", "nn.Module", "torch.autograd.Function"}
+                    for base in bases - {"Protocol", "TypedDict", "nn.Module", "torch.autograd.Function"}
                     if not base.endswith(("Error", "Exception"))
                 ]
     assert found == []
@@ -346,7 +346,7 @@ def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:
 def test_a_controller_starts_without_what_only_learners_need(missing: str) -> None:
     script = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "import metis.core.controller, metis.core.recipes, metis.runtime.compose\n"
+        "import metis.core.controller, metis.core.policies, metis.runtime.compose\n"
         "import metis.runtime.replay, metis.runtime.simulate, metis.runtime.journal\n"
         "import metis.store.pack, metis.store.weights, metis.codecs.dense, metis.data.sources\n"
         "import metis.report.page, metis.config, metis.cli, metis\n"

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from metis.core.checks import fits
 from metis.core.codec import Published
 from metis.core.community import Buffer, CachedAverage, Community, Mixing, RoundAverage
-from metis.core.controller import Controller, fits
+from metis.core.controller import Controller
 from metis.core.errors import ModelError
 from metis.core.events import (
     Arrived,

@@ -8,7 +8,7 @@ from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.events import Publish
 from metis.core.pacing import Continuous, Rounds, SemiSync, Sync
-from metis.core.recipes import POLICIES, recipe
+from metis.core.policies import POLICIES, recipe
 from metis.core.server_step import Adaptive, FedAvgM, Stepped
 from metis.core.settings import Choices, RecipeSettings, ValidationSettings
 from metis.core.types import Snapshot, Task, Update, Vector

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from metis.core.errors import RunError
-from metis.core.recipes import POLICIES
+from metis.core.policies import POLICIES
 from metis.report import plots
 from metis.report.runs import Run, curve
 

@@ -84,7 +84,7 @@ def test_a_run_that_dies_after_a_checkpoint_goes_on_from_its_models(
 
 def test_a_policy_without_latest_models_cannot_keep_them_on_disk() -> None:
     with pytest.raises(ConfigError, match="'disk': sync-fedavg keeps no latest models"):
-        config("disk", policy="sync-fedavg")
+        assemble(config("disk", policy="sync-fedavg"))
 
 
 def test_a_run_without_a_directory_cannot_keep_models_on_disk() -> None:

@@ -42,7 +42,9 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Where to write the run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same bytes.")] = None,
     device: Device = None,
-    policy: Annotated[str | None, typer.Option(help="One of `metis policies`.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="One of `metis policies`, or file.py:function.")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with an interrupted run.")
     ] = None,
@@ -59,7 +61,7 @@ def run(
         directory = resume
     else:
         chosen = chosen_config(config, set_, seed=seed, device=device, policy=policy)
-        directory = out or fresh(Path("runs") / chosen.policy)
+        directory = out or fresh(Path("runs") / chosen.policy_label)
     from metis.runtime import run as runs
 
     def work(listeners: tuple[Any, ...]) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def run(
             return runs.resume(directory, listeners=listeners).summary
         return runs.run(chosen, directory, listeners=listeners).summary
 
-    summary = _watch(chosen, quiet or as_json, chosen.policy, work)
+    summary = _watch(chosen, quiet or as_json, chosen.policy_label, work)
     _report(directory, [directory], show=not as_json)
     if as_json:
         console.print_json(json.dumps(summary))
@@ -78,9 +80,9 @@ def run(
 )
 def compare(
     config: ConfigFile = None,
-    policies: Annotated[str, typer.Option(help="Names from `metis policies`, with commas.")] = (
-        "sync-fedavg,sync-dvw,async-fedavg,fedasync,async-dvw-adaptive"
-    ),
+    policies: Annotated[
+        str, typer.Option(help="Names from `metis policies`, or file.py:function, with commas.")
+    ] = ("sync-fedavg,sync-dvw,async-fedavg,fedasync,async-dvw-adaptive"),
     seeds: Annotated[str | None, typer.Option(help="Several seeds: mean and spread.")] = None,
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the runs.")] = None,
@@ -103,8 +105,8 @@ def compare(
     ]
     directory = out or fresh(Path("runs") / "compare")
     targets = [
-        (directory / (name if number is None else f"{name}-seed{number}"), chosen)
-        for name, number, chosen in plans
+        (directory / (chosen.policy_label + ("" if number is None else f"-seed{number}")), chosen)
+        for _, number, chosen in plans
     ]
     each = _together if together and len(targets) > 1 else _one_by_one
     summaries = each(targets, quiet or as_json)

@@ -21,7 +21,7 @@ from metis.cli.common import (
     tell,
 )
 from metis.core.errors import RunError
-from metis.core.recipes import POLICIES
+from metis.core.policies import POLICIES
 from metis.core.settings import Choices
 
 commands = typer.Typer()
@@ -39,7 +39,7 @@ def policies(as_json: AsJson = False) -> None:
                 "summary": policy.summary,
                 "community": type(recipe.community).__name__,
                 "weighting": type(recipe.weighting).__name__,
-                "pacing": type(recipe.pacing).__name__,
+                "pacing": getattr(recipe.pacing, "name", type(recipe.pacing).__name__),
                 "trigger": "validation cycles" if recipe.adaptive else "fixed epochs",
                 "holds_out": recipe.holds_out,
             }

@@ -13,6 +13,7 @@ from metis.config.schema import (
     Incident,
     Model,
     Output,
+    is_file,
     late_learners,
 )
 
@@ -27,6 +28,7 @@ __all__ = [
     "Model",
     "Output",
     "dump",
+    "is_file",
     "late_learners",
     "load",
     "load_text",

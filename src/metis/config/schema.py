@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from metis import paper
 from metis.codecs.settings import CodecSettings
 from metis.config.keys import table
-from metis.core.community import CachedAverage
 from metis.core.errors import ConfigError, unknown
 from metis.core.keys import key, mapping
-from metis.core.recipes import POLICIES
-from metis.core.settings import Choices, RecipeSettings, ValidationSettings
+from metis.core.policies import POLICIES
+from metis.core.settings import RecipeSettings, ValidationSettings
 from metis.data.settings import PartitionSettings
 from metis.learn.settings import ENGINES, PRECISIONS, TrainSettings
 from metis.live.settings import CallLimits
@@ -26,8 +26,13 @@ from metis.live.settings import CallLimits
 DEFAULT_LEARNERS = 10
 DEFAULT_SECONDS = 300.0
 
-#: Stands for a model or dataset that was passed in Python and cannot be named in a file.
+#: Stands for a model, dataset or recipe that was passed in Python and cannot be named in a file.
 PASSED = "passed in Python"
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is `file.py:function`."""
+    return name.rpartition(":")[0].endswith(".py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    policy: str = key("async-dvw-adaptive", "one of `metis policies`", shared=True)
+    policy: str = key(
+        "async-dvw-adaptive", "one of `metis policies`, or file.py:function", shared=True
+    )
     learners: int = key(DEFAULT_LEARNERS, "how many take part", low=1, high=1_000_000, shared=True)
     seed: int = key(paper.SEED, "same seed, same bytes", low=0, high=2**63 - 1, shared=True)
     device: str = key("cpu", "where to compute", choices=("cpu", "cuda"))
@@ -199,14 +206,8 @@ class Config:
     live: CallLimits = table(CallLimits, "of a controller that is a service; see docs/deploy.md")
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
+        if not self.has_own_policy and self.policy not in POLICIES:
             raise ConfigError(f"policy: {unknown('policy', self.policy, POLICIES)}")
-        community = POLICIES[self.policy].recipe(Choices()).community
-        if self.output.latest_models == "disk" and not isinstance(community, CachedAverage):
-            raise ConfigError(
-                f"output.latest_models = 'disk': {self.policy} keeps no latest models; "
-                "policies with a cached average do (see `metis policies`)"
-            )
         if not self.groups:
             raise ConfigError("groups: at least one is needed, such as [groups.fast]")
         stated = [g.learners for g in self.groups.values() if g.learners is not None]
@@ -234,6 +235,19 @@ class Config:
                     f"{where}: there is no {learner!r}; "
                     f"learners are called {min(names)} to {max(names)}"
                 )
+
+    @property
+    def has_own_policy(self) -> bool:
+        """Whether the policy is the user's own recipe, in a file or passed in Python."""
+        return self.policy == PASSED or is_file(self.policy)
+
+    @property
+    def policy_label(self) -> str:
+        """The policy in a word: `mine-recipe` for `somewhere/mine.py:recipe`."""
+        if is_file(self.policy):
+            path, _, function = self.policy.rpartition(":")
+            return f"{Path(path).stem}-{function}"
+        return "own-recipe" if self.policy == PASSED else self.policy
 
     def learner_names(self) -> list[str]:
         """Return learner-01, learner-02, ... with as many digits as are needed to sort them."""

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
+from metis.core.checks import fault_of, fits
 from metis.core.community import Community
 from metis.core.errors import ModelError
 from metis.core.events import (
@@ -36,22 +35,15 @@ from metis.core.pacing import Pacing, step_budgets
 from metis.core.schedules import ByVersion, Schedule
 from metis.core.scores import pool
 from metis.core.types import (
-    ClassCounts,
     Counts,
-    ErrorSums,
     LearnerId,
-    Model,
     Profile,
     Snapshot,
-    Sparse,
     Task,
     Update,
     frozen,
 )
 from metis.core.weighting import Weighting
-
-#: The most steps, examples or errors that anybody can have counted: sums of them stay exact.
-_MOST = 1 << 40
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +186,7 @@ class Controller:
         if task is None or task.learner != learner:
             return self._turn_away(learner, update.task)
         self._close_task(learner)
-        fault = self._fault(update, task)
+        fault = fault_of(update, task)
         if fault is not None:
             return self._refuse(learner, update.task, fault)
         if 0.0 < update.seconds < math.inf:
@@ -220,19 +212,6 @@ class Controller:
     def _refuse(self, learner: LearnerId, number: int, reason: str) -> list[Command]:
         self._free(learner)
         return [Refuse(learner, number, reason)]
-
-    def _fault(self, update: Update, task: Task) -> str | None:
-        """Return what makes an update unfit to be folded, if anything."""
-        expected = self.current.weights.shape
-        if update.weights.shape != expected:
-            return f"its model has shape {update.weights.shape}, the federation's has {expected}"
-        if not _is_finite(update.weights):
-            return "its model holds values that are not finite"
-        if update.base_version != task.start.version:
-            return f"it started from version {update.base_version}, not {task.start.version}"
-        if not (1 <= update.num_steps <= _MOST and 1 <= update.num_examples <= _MOST):
-            return f"it reports {update.num_steps} steps on {update.num_examples} examples"
-        return None
 
     # ---- judging ------------------------------------------------------------------------------
 
@@ -424,38 +403,3 @@ class Controller:
         number = self.task_of.pop(learner, None)
         if number is not None:
             del self.tasks[number]
-
-
-def _is_finite(model: Model) -> bool:
-    if isinstance(model, Sparse):
-        with np.errstate(over="ignore"):
-            changed = model.base[model.at] + model.by
-        return all_finite(changed) and all_finite(model.values)
-    return all_finite(model)
-
-
-def _are_sums(counts: ErrorSums) -> bool:
-    """Whether these can be what somebody's errors and targets add up to."""
-    squares = (counts.squared_error, counts.absolute_error, counts.target_squared)
-    return (
-        0 <= counts.num_examples <= _MOST
-        and all(0.0 <= value < math.inf for value in squares)
-        and math.isfinite(counts.target)
-    )
-
-
-def fits(counts: Counts, num_classes: int | None, others: Iterable[Counts]) -> bool:
-    """Whether a judge's counts are what this federation counts, and can be pooled with others."""
-    if num_classes is not None and isinstance(counts, ClassCounts) != (num_classes > 0):
-        return False
-    if not isinstance(counts, ClassCounts):
-        return _are_sums(counts) and all(type(other) is type(counts) for other in others)
-    shape = counts.matrix.shape
-    square = len(shape) == 2 and shape[0] == shape[1]
-    expected = shape[:1] if num_classes is None else (num_classes,)
-    return (
-        square
-        and shape[:1] == expected
-        and bool(((counts.matrix >= 0) & (counts.matrix <= _MOST)).all())
-        and all(isinstance(other, ClassCounts) and other.matrix.shape == shape for other in others)
-    )

@@ -48,6 +48,11 @@ class Rounds:
     epochs_of_slowest: float | None = None
     rounds: bool = True
 
+    @property
+    def name(self) -> str:
+        """The function that makes such rounds."""
+        return Sync.__name__ if self.epochs_of_slowest is None else SemiSync.__name__
+
     def publishes(self, num_folds: int, num_active: int) -> bool:
         return num_active == 0
 
@@ -64,6 +69,11 @@ class Continuous:
     seed: int = 0
     epochs_of_slowest: float | None = None
     rounds: bool = False
+
+    @property
+    def name(self) -> str:
+        """The function that makes such a pacing."""
+        return Async.__name__ if self.size == 1 else Buffered.__name__
 
     def publishes(self, num_folds: int, num_active: int) -> bool:
         return num_folds >= self.size

@@ -12,7 +12,14 @@ from metis.live.agree import agreed, differences, digest_of
 from metis.live.desk import Terms
 from metis.live.host import begin_or_go_on
 from metis.live.service import Service
-from metis.runtime.compose import check, controller_of, known_of, release_from, with_metric
+from metis.runtime.compose import (
+    check,
+    controller_of,
+    known_of,
+    recipe_of,
+    release_from,
+    with_metric,
+)
 from metis.runtime.files import CONFIG, INITIAL
 from metis.runtime.journal import Listener, Record
 from metis.runtime.records import RunRecord, as_fields
@@ -31,8 +38,8 @@ def found(
     A directory that holds one already must have been founded with the same config; `initial` is
     then not needed.
     """
-    check(config)
     text = agreed(config)
+    check(config, recipe_of(config))
     fresh = not (directory / CONFIG).exists()
     if not fresh:
         weights, layout, num_classes = read_first(directory / INITIAL)
@@ -92,7 +99,7 @@ def _first_model(config: Config, initial: Path | None) -> tuple[Vector, Layout, 
 
 def _header(config: Config, weights: Vector, layout: Layout, num_classes: int) -> Record:
     header = RunRecord(
-        **known_of(config, layout, num_classes, digest(weights)),
+        **known_of(config, layout, num_classes, digest(weights), recipe_of(config)),
         live=True,
         dataset="the learners' own data",
         partition="as it is",

@@ -9,6 +9,7 @@ from typing import Any
 
 from metis.config import Config, load_text
 from metis.config.keys import shared, write_values
+from metis.core.errors import ConfigError
 
 
 def agreed(config: Config) -> str:
@@ -18,6 +19,11 @@ def agreed(config: Config) -> str:
     what is kept, is the controller's; how long things take in virtual time is a simulation's. That
     the models are of one kind is checked by their layout.
     """
+    if config.has_own_policy:
+        raise ConfigError(
+            f"policy = {config.policy!r}: a federation across machines takes a policy of "
+            "`metis policies`; a recipe of your own runs in a simulation"
+        )
     return write_values(shared(config))
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from metis.codecs.packet import checksum_of
+from metis.core.checks import MOST
 from metis.core.errors import (
     GoneError,
     HandshakeError,
@@ -56,7 +57,6 @@ from metis.store.packets import Held, Packets, Piece
 _NOT_OPEN = "no such task is open for this learner"
 _REPLACED = "this name has joined from somewhere else"
 _GROUP_CHARACTERS = 64
-_MOST = 1 << 40  # examples or steps that anybody can have
 
 
 class Service:
@@ -403,12 +403,12 @@ def _fault(hello: Hello, terms: Terms) -> str | None:
             return f"this site has {what} {said}, the controller has {ours}: they must be equal"
     profile = hello.profile
     full = profile.epoch_steps(all_examples=True)
-    if profile.num_held_out > _MOST or not 1 <= full <= _MOST:
+    if profile.num_held_out > MOST or not 1 <= full <= MOST:
         return (
             f"this site holds out {profile.num_held_out} examples and has {full} steps with them: "
-            f"it needs at least one step, and of neither more than {_MOST}"
+            f"it needs at least one step, and of neither more than {MOST}"
         )
-    if not 1 <= profile.num_examples <= _MOST or not 1 <= profile.steps_per_epoch <= _MOST:
+    if not 1 <= profile.num_examples <= MOST or not 1 <= profile.steps_per_epoch <= MOST:
         return (
             f"this site has {profile.num_examples} examples in {profile.steps_per_epoch} steps: "
             "it needs at least one of each"

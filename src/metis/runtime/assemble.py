@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from metis.learn.flat import as_module, load_into
 from metis.learn.prepare import preparation_named
 from metis.learn.settings import TrainSettings
 from metis.learn.workbench import Workbench
+from metis.runtime.checkpoint import NAMES
 from metis.runtime.compose import (
     check,
     controller_of,
@@ -40,9 +42,10 @@ from metis.runtime.compose import (
     with_metric,
 )
 from metis.runtime.journal import Record
-from metis.runtime.plugin import absolute, call
+from metis.runtime.plugin import absolute, call, names_of
 from metis.runtime.records import LearnerRow, RunRecord, as_fields
 from metis.runtime.simulate import Plan
+from metis.store.pack import Names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +63,7 @@ class Federation:
     learners: Learners
     layout: Layout
     header: Record
+    names: Names  # of all that a checkpoint may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,14 @@ def lay_out(
     model: nn.Module | None = None,
     data: Dataset | None = None,
     loaded: Dataset | None = None,
+    given: Recipe | None = None,
 ) -> Parts:
     """Resolve a config: load its data, divide it, fill in what was left open."""
+    if given is not None:
+        config = replace(config, policy=PASSED)
     if data is not None and not isinstance(data, Dataset):
         raise DataError(f"data must be a metis.Dataset, not a {type(data).__name__}")
-    check(config)
+    check(config, recipe_of(config, given))
     dataset = data or loaded or dataset_of(config)
     division = divide(config, dataset)
     dataset = labelled(config, dataset, division)
@@ -115,9 +122,9 @@ def lay_out(
         config = replace(config, data=replace(config.data, name=PASSED))
     if model is not None:
         config = replace(config, model=replace(config.model, name=PASSED))
-    config = resolve(config, dataset)
-    chosen = recipe_of(config)
-    if config.train.offer == "best" and not chosen.adaptive:
+    config = resolve(config, dataset, given)
+    chosen = recipe_of(config, given)
+    if config.train.offer == "best" and not chosen.needs_loss:
         raise ConfigError(
             "train.offer = 'best' compares validation losses, which learners of "
             f"{config.policy} do not compute: it goes with adaptive ones (see `metis policies`)"
@@ -133,16 +140,17 @@ def assemble(
     model: nn.Module | None = None,
     data: Dataset | None = None,
     *,
+    recipe: Recipe | None = None,
     loaded: Dataset | None = None,
     shared: Shared | None = None,
 ) -> Federation:
-    """Build a federation. A module and a dataset of the user's own go before those named.
+    """Build a federation. A module, dataset and recipe of the user's own go before those named.
 
-    The module is taken over and trained in; its weights as they are now are version 0. `loaded`
-    is the dataset that the config names, if it is at hand; `shared` are trainers of other runs.
+    They are copied and stay as they are; the module's weights are version 0. `loaded` is the
+    dataset that the config names, if it is loaded already; `shared` are trainers of other runs.
     """
-    parts = lay_out(config, model, data, loaded)
-    config, _chosen, dataset = parts.config, parts.recipe, parts.dataset
+    parts = lay_out(config, model, data, loaded, recipe)
+    config, chosen, dataset = parts.config, parts.recipe, parts.dataset
     shares, groups, division = parts.shares, parts.groups, parts.division
     names = list(shares)
     module = parts.module() if model is None else _given(model, config)
@@ -151,16 +159,16 @@ def assemble(
     if not np.isfinite(first.weights).all():
         raise ModelError("the initial model holds values that are not finite")
     layout = bench.layout
-    at_work = min(config.learners, config.recipe.sample or config.learners)
+    at_work = min(config.learners, chosen.pacing.sample or config.learners)
     choice = choose(bench, config.engine, config.threads, at_work, config.memory_gib)
     config = replace(config, engine=choice.engine, threads=choice.threads)
     profiles = {profile.learner: profile for profile in bench.profiles()}
-    controller = controller_of(config, first, layout, dataset.num_classes)
+    controller = controller_of(config, first, layout, dataset.num_classes, chosen)
     validation = {name: len(share.validation) for name, share in shares.items()}
-    plan = plan_of(config, profiles, validation, bench.has_batch_norm, layout)
+    plan = plan_of(config, profiles, validation, bench.has_batch_norm, layout, chosen)
     held = holdings(dataset.y_train, division, dataset.num_classes)
     header = RunRecord(
-        **known_of(config, layout, dataset.num_classes, digest(first.weights)),
+        **known_of(config, layout, dataset.num_classes, digest(first.weights), chosen),
         dataset=dataset.name,
         data=dataset.digest,
         partition=division.note,
@@ -180,7 +188,16 @@ def assemble(
         ],
     )
     learners = start(bench, choice, shared)
-    return Federation(config, plan, controller, learners, layout, as_fields(header))
+    stored = NAMES | names_of(
+        {
+            "community": controller.community,
+            "weighting": controller.weighting,
+            "pacing": controller.pacing,
+            "trigger": chosen.trigger,
+        },
+        NAMES,
+    )
+    return Federation(config, plan, controller, learners, layout, as_fields(header), stored)
 
 
 def batch_note(bench: Workbench) -> str | None:
@@ -202,22 +219,23 @@ def batch_note(bench: Workbench) -> str | None:
     )
 
 
-def resolve(config: Config, dataset: Dataset) -> Config:
+def resolve(config: Config, dataset: Dataset, given: Recipe | None = None) -> Config:
     """Fill in every key left open, from the data source, the policy and the paper.
 
     What follows from the policy alone (`train.proximal`, `horizon.test_every`) stays open, so that
     a run's config can be used with another policy. Paths become absolute.
     """
     advice = dataset.advice
-    config = with_metric(config, dataset.num_classes)
-    chosen, validation = recipe_of(config), config.validation
+    chosen = recipe_of(config, given)
+    config = with_metric(config, dataset.num_classes, chosen if config.has_own_policy else None)
+    validation = config.validation
     seconds, versions = config.horizon.limits()
     horizon = replace(config.horizon, seconds=seconds, versions=versions)
     if chosen.holds_out and validation.fraction == 0:
         raise ConfigError(
             f"validation.fraction = 0, but {config.policy} needs held-out examples; 0.05 is usual"
         )
-    alone = min(config.learners, config.recipe.sample or config.learners) < 2
+    alone = min(config.learners, chosen.pacing.sample or config.learners) < 2
     if alone and chosen.weighting.judged_by == "others":
         raise ConfigError(
             "validation.self_score = exclude leaves nobody to judge a learner that is at work alone"
@@ -251,6 +269,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     )
     return replace(
         config,
+        policy=absolute(config.policy),
         data=replace(config.data, name=absolute(config.data.name)),
         horizon=horizon,
         train=train,
@@ -339,7 +358,7 @@ def _shares(
             num_classes=dataset.num_classes,
             stratified=config.validation.stratified,
         )
-        if chosen.adaptive and len(out) == 0:
+        if chosen.needs_loss and len(out) == 0:
             raise DataError(
                 f"{name} holds {len(held)} examples, none of which can be held out, but "
                 f"{config.policy} needs a validation loss; use fewer learners or a milder split"
@@ -367,7 +386,7 @@ def dataset_of(config: Config) -> Dataset:
 
 
 def _given(model: nn.Module, config: Config) -> nn.Module:
-    module = as_module(model, "model")
+    module = copy.deepcopy(as_module(model, "model"))  # the user's own keeps its weights
     if config.model.initial is not None:
         load_into(module, config.model.initial)
     return module

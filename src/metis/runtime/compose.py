@@ -3,35 +3,84 @@ build theirs here too."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from metis.codecs.choose import codec_of
 from metis.codecs.dense import Dense
-from metis.config import Config, Group, late_learners
+from metis.config import PASSED, Config, Group, is_file, late_learners
 from metis.core.codec import Published
 from metis.core.community import CachedAverage, Mixing
 from metis.core.controller import Controller
 from metis.core.errors import ConfigError
 from metis.core.local_run import Trigger
-from metis.core.recipes import Recipe, recipe, with_buffers
+from metis.core.policies import recipe
+from metis.core.recipes import Recipe, with_buffers
 from metis.core.schedules import SHAPES, ByVersion, Plateau, Schedule
 from metis.core.scores import CLASS_SCORES, ERROR_SCORES
-from metis.core.settings import Choices
+from metis.core.settings import Choices, RecipeSettings
 from metis.core.triggers import AfterEpochs, AnyOf, ValidationCycle, WhenStale
 from metis.core.types import Layout, LearnerId, Profile, Snapshot
+from metis.core.weighting import ByValidation
+from metis.runtime.plugin import call, source_digest, takes_arguments
 from metis.runtime.records import Record
 from metis.runtime.simulate import Plan
 
 
-def recipe_of(config: Config) -> Recipe:
-    """Return the policy's recipe with the config's numbers in it, and a community of its own."""
-    return recipe(config.policy, Choices(config.recipe, config.validation, config.seed))
+def recipe_of(config: Config, given: Recipe | None = None) -> Recipe:
+    """Return the policy's recipe, whose parts belong to the caller.
+
+    `given` is the recipe that was passed in Python, if the config says that there is one.
+    """
+    choices = Choices(config.recipe, config.validation, config.seed)
+    if not config.has_own_policy:
+        return recipe(config.policy, choices)
+    if config.policy == PASSED:
+        if given is None:
+            raise ConfigError("policy: this run's recipe was passed in Python; pass it again there")
+        _check_unused(config, "was passed in Python")
+        return copy.deepcopy(given)
+    made = call(config.policy, "policy", choices)
+    if not isinstance(made, Recipe):
+        raise ConfigError(
+            f"policy = {config.policy!r} returned a {type(made).__name__}; it must return "
+            "metis.Recipe(community, weighting, pacing)"
+        )
+    if not takes_arguments(config.policy, "policy"):
+        _check_unused(config, "takes no argument")
+    return copy.deepcopy(made)  # it may return the same parts each time
 
 
-def with_metric(config: Config, num_classes: int) -> Config:
-    """Return a config whose validation metric is named, and can score what is learned."""
+def _check_unused(config: Config, why: str) -> None:
+    """Raise ConfigError for a number of the config that a recipe of the user's own never sees."""
+    usual = RecipeSettings()
+    for one in fields(RecipeSettings):
+        value = getattr(config.recipe, one.name)
+        if one.name != "min_learners" and value != getattr(usual, one.name):
+            raise ConfigError(
+                f"recipe.{one.name} = {value}: nothing would use it, since the policy {why}; "
+                "give it to the parts of the recipe"
+            )
+
+
+def with_metric(config: Config, num_classes: int, chosen: Recipe | None = None) -> Config:
+    """Return a config whose validation metric is named, and can score what is learned.
+
+    In a recipe of the user's own it is the weighting that says how models are scored.
+    """
     validation, regression = config.validation, num_classes == 0
+    if chosen is not None and isinstance(chosen.weighting, ByValidation):
+        metric, judges = chosen.weighting.metric, chosen.weighting.judged_by
+        self_score = "include" if judges == "everybody" else "exclude"
+        other_metric = validation.metric not in (None, metric)
+        if other_metric or (validation.self_score, self_score) == ("exclude", "include"):
+            raise ConfigError(
+                f"validation: metric = {validation.metric!r} and self_score = "
+                f"{validation.self_score!r}, but the recipe has {chosen.weighting}; leave both out"
+            )
+        validation = replace(validation, metric=metric, self_score=self_score)
+        config = replace(config, validation=validation)
     if validation.metric is None:
         metric = "inverse_mse" if regression else "micro_f1"
         return replace(config, validation=replace(validation, metric=metric))
@@ -44,9 +93,14 @@ def with_metric(config: Config, num_classes: int) -> Config:
     return config
 
 
-def check(config: Config) -> None:
+def check(config: Config, chosen: Recipe) -> None:
     """Raise ConfigError for keys that do not go with the policy, or with each other."""
-    train, chosen = config.train, recipe_of(config)
+    train = config.train
+    if config.output.latest_models == "disk" and not isinstance(chosen.community, CachedAverage):
+        raise ConfigError(
+            f"output.latest_models = 'disk': {config.policy} keeps no latest models; "
+            "policies with a cached average do (see `metis policies`)"
+        )
     if train.schedule == "plateau":
         if chosen.weighting.judged_by == "nobody":
             raise ConfigError(
@@ -81,7 +135,7 @@ def release_from(config: Config) -> int | None:
     return None if released is None or versions is None else versions - released
 
 
-def schedule_of(config: Config) -> Schedule:
+def schedule_of(config: Config, chosen: Recipe) -> Schedule:
     """Return a fresh schedule of learning rates."""
     train = config.train
     if train.schedule != "plateau":
@@ -91,16 +145,22 @@ def schedule_of(config: Config) -> Schedule:
         train.schedule_factor,
         train.schedule_improvement,
         train.schedule_floor,
-        config.recipe.sample or config.learners,
+        chosen.pacing.sample or config.learners,
     )
 
 
-def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: int) -> Controller:
+def controller_of(
+    config: Config,
+    start: Snapshot,
+    layout: Layout,
+    num_classes: int,
+    chosen: Recipe | None = None,
+) -> Controller:
     """Return a fresh controller that holds version 0 and waits for its learners.
 
-    `num_classes` is what judges count; 0 for a regression.
+    `num_classes` is what judges count; 0 for a regression. It takes over the parts of the recipe.
     """
-    chosen = recipe_of(config)
+    chosen = chosen or recipe_of(config)
     if config.train.batch_norm_statistics == "local" and not layout.running_statistics().size:
         raise ConfigError(
             "train.batch_norm_statistics = 'local': the model has no batch normalization with "
@@ -123,7 +183,7 @@ def controller_of(config: Config, start: Snapshot, layout: Layout, num_classes: 
         current=start,
         min_learners=config.recipe.min_learners or max(1, config.learners - len(late)),
         num_classes=num_classes,
-        schedule=schedule_of(config),
+        schedule=schedule_of(config, chosen),
         release_from=release_from(config),
     )
 
@@ -135,6 +195,8 @@ def learner_groups(config: Config) -> list[str]:
 
 def trigger_of(config: Config, chosen: Recipe, group: Group) -> Trigger:
     """Return what decides when a learner of a device class offers its model."""
+    if chosen.trigger is not None:
+        return chosen.trigger
     if not chosen.adaptive:
         return AfterEpochs(config.train.epochs)
     return AnyOf(
@@ -152,12 +214,12 @@ def plan_of(
     validation_examples: Mapping[LearnerId, int],
     no_single: bool,
     layout: Layout,
+    chosen: Recipe,
 ) -> Plan:
     """Return what a simulation of a resolved config goes by.
 
     What the data decides is passed in: a replay has it from the journal's first record.
     """
-    chosen = recipe_of(config)
     groups = {name: config.groups[profile.group] for name, profile in profiles.items()}
     test_every = config.horizon.test_every
     return Plan(
@@ -180,13 +242,18 @@ def plan_of(
     )
 
 
-def known_of(config: Config, layout: Layout, num_classes: int, initial: str) -> Record:
+def known_of(
+    config: Config, layout: Layout, num_classes: int, initial: str, chosen: Recipe
+) -> Record:
     """Return those fields of a journal's first record that follow from the config and the model.
 
     `initial` is the digest of version 0.
     """
+    own = is_file(config.policy)
+    source = {"policy_digest": source_digest(config.policy, "policy")} if own else {}
     return {
         "policy": config.policy,
+        **source,
         "seed": config.seed,
         "num_classes": num_classes,
         "test_metric": "accuracy" if num_classes else "r2",
@@ -196,6 +263,6 @@ def known_of(config: Config, layout: Layout, num_classes: int, initial: str) -> 
         "initial": initial,
         "upload": config.upload.in_words(),
         "download": config.download.in_words(),
-        "judged": recipe_of(config).weighting.judged_by != "nobody",
+        "judged": chosen.weighting.judged_by != "nobody",
         "release_from": release_from(config),
     }

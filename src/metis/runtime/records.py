@@ -84,6 +84,7 @@ class LearnerRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     policy: str = derived()
+    policy_digest: str = derived(optional=True)
     live: bool = derived(optional=True)
     dataset: str = primary()
     data: str = primary(optional=True)

@@ -17,9 +17,10 @@ from pathlib import Path
 from metis.codecs.choose import codec_of
 from metis.config import Config, load
 from metis.core.errors import JournalError
+from metis.core.recipes import Recipe
 from metis.core.types import Layout, Snapshot, digest
 from metis.report.summary import Tally
-from metis.runtime.compose import controller_of, known_of, learner_groups
+from metis.runtime.compose import controller_of, known_of, learner_groups, recipe_of
 from metis.runtime.files import BEST, CONFIG, FINAL, INITIAL, JOURNAL, SUMMARY
 from metis.runtime.journal import EVENTS, Record
 from metis.runtime.original import Original
@@ -45,18 +46,25 @@ class Replayed:
     unwritten: str | None  # the record that comes next, if the journal is not at its end
 
 
-def replay(directory: Path, on_version: Callable[[int], None] = lambda version: None) -> Replayed:
-    """Verify a run whose updates were kept; JournalError at the first thing that differs."""
+def replay(
+    directory: Path,
+    on_version: Callable[[int], None] = lambda version: None,
+    recipe: Recipe | None = None,
+) -> Replayed:
+    """Verify a run whose updates were kept; JournalError at the first thing that differs.
+
+    `recipe` is the one that was passed in Python, if it was.
+    """
     config = load(directory / CONFIG)
     remains = Remains(directory, on_version)
     original = Original(directory / JOURNAL, remains.add)
     try:
-        return _replay(config, original, remains)
+        return _replay(config, original, remains, recipe_of(config, recipe))
     except _DAMAGED as error:
         raise original.ahead(f"the record is damaged: {error!r}") from error
 
 
-def _replay(config: Config, original: Original, remains: Remains) -> Replayed:
+def _replay(config: Config, original: Original, remains: Remains, chosen: Recipe) -> Replayed:
     directory, header = remains.directory, original.peek()
     if header is None or header["kind"] != "run":
         raise JournalError(f"{directory / JOURNAL}: does not begin with a `run` record")
@@ -67,8 +75,8 @@ def _replay(config: Config, original: Original, remains: Remains) -> Replayed:
     original.live = "live" in header
     layout = Layout.of_rows(header["tensors"])
     start = Snapshot(0, read_safetensors(directory / INITIAL, layout))
-    original.compare(_header(header, config, layout, digest(start.weights)))
-    controller = controller_of(config, start, layout, header["num_classes"])
+    original.compare(_header(header, config, layout, digest(start.weights), chosen))
+    controller = controller_of(config, start, layout, header["num_classes"], chosen)
     if original.live:
         remains.look_for(layout, start)
         unwritten = replay_live(
@@ -76,7 +84,7 @@ def _replay(config: Config, original: Original, remains: Remains) -> Replayed:
         )
         files = remains.check_live(controller.current)
     else:
-        made = replay_simulated(original, header, config, controller, layout, directory)
+        made = replay_simulated(original, header, config, controller, layout, directory, chosen)
         unwritten, files = made.missing, []
         if unwritten is None:
             files = remains.check_simulated(layout, made)
@@ -109,9 +117,9 @@ def _reported(original: Original) -> dict[str, list[str]]:
     return found
 
 
-def _header(header: Record, config: Config, layout: Layout, initial: str) -> Record:
+def _header(header: Record, config: Config, layout: Layout, initial: str, chosen: Recipe) -> Record:
     """Return the first record as it should be, given what in it is a fact."""
-    made = {**header, "at": 0.0, **known_of(config, layout, header["num_classes"], initial)}
+    made = {**header, "at": 0.0, **known_of(config, layout, header["num_classes"], initial, chosen)}
     if "live" in header:
         return {**made, "live": True, "learners": []}
     names = zip(config.learner_names(), learner_groups(config), strict=True)

@@ -21,6 +21,7 @@ from metis.core.codec import Codec
 from metis.core.controller import Controller
 from metis.core.errors import JournalError, ModelError, RunError
 from metis.core.local_run import Progress, TestResult, Trigger, steps_of_epoch
+from metis.core.recipes import Recipe
 from metis.core.types import Counts, Layout, LearnerId, Model, Profile, Snapshot, Task, Vector
 from metis.runtime.agenda import Begin, LeaseEnds, World
 from metis.runtime.compose import plan_of
@@ -233,11 +234,12 @@ def replay_simulated(
     controller: Controller,
     layout: Layout,
     directory: Path,
+    chosen: Recipe,
 ) -> SimulatedReplay:
     """Simulate a run again. `header` is its first record, which is taken already."""
     without_burn_in = config.train.burn_in_epochs == 0
     foreseen = foresee(directory / JOURNAL, with_epochs=without_burn_in)
-    plan = _plan(header, config, layout)
+    plan = _plan(header, config, layout, chosen)
     kept = KeptUpdates(plan.upload, directory, foreseen.reasons)
     reported = Reported(original, kept, foreseen)
     triggers = {name: Offers(one, name, reported) for name, one in plan.triggers.items()}
@@ -304,7 +306,7 @@ def _forget_unsent(world: World, told: Record | None) -> None:
         world.agenda = [item for item in world.agenda if item[2] and world.is_alive(item[2])]
 
 
-def _plan(header: Record, config: Config, layout: Layout) -> Plan:
+def _plan(header: Record, config: Config, layout: Layout, chosen: Recipe) -> Plan:
     batch_size, last_batch = config.train.batch_size, config.train.last_batch
     assert batch_size is not None
     no_single = any(tensor.kind == "buffer" for tensor in layout.tensors)  # batch-norm has some
@@ -319,4 +321,4 @@ def _plan(header: Record, config: Config, layout: Layout) -> Plan:
         more = (held_out, full if held_out else None)
         profiles[name] = Profile(name, num_examples, num_steps, row["group"], *more)
         validation[name] = held_out
-    return plan_of(config, profiles, validation, no_single, layout)
+    return plan_of(config, profiles, validation, no_single, layout, chosen)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from metis.config import Config, dump, load
 from metis.core.errors import ConfigError, RunError
+from metis.core.recipes import Recipe
 from metis.data.dataset import Dataset
 from metis.learn.engines import Shared
 from metis.learn.threads import num_threads
@@ -18,6 +19,7 @@ from metis.runtime.journal import Listener, read_journal
 from metis.runtime.session import Result, Session
 from metis.runtime.signals import stop_requests
 from metis.store.atomic import write_bytes
+from metis.store.pack import check_packable
 from metis.store.weights import save_safetensors
 
 if TYPE_CHECKING:
@@ -30,12 +32,13 @@ def run(
     *,
     model: nn.Module | None = None,
     data: Dataset | None = None,
+    recipe: Recipe | None = None,
     listeners: tuple[Listener, ...] = (),
 ) -> Result:
     """Run a federation in virtual time; write it to `out` if given, which must hold no run yet."""
     if out is None and config.output.latest_models == "disk":
         raise ConfigError("output.latest_models = 'disk': the run needs a directory (--out)")
-    federation = assemble(config, model, data)
+    federation = assemble(config, model, data, recipe=recipe)
     if out is not None:
         _claim(out, federation)
     return _see_through(Session(federation, out, listeners), resumed=False)
@@ -46,6 +49,7 @@ def resume(
     *,
     model: nn.Module | None = None,
     data: Dataset | None = None,
+    recipe: Recipe | None = None,
     listeners: tuple[Listener, ...] = (),
 ) -> Result:
     """Go on with an interrupted run; the end is the one it would have had."""
@@ -53,7 +57,8 @@ def resume(
         raise RunError(f"{directory} holds no run: there is no {CONFIG} in it")
     if (directory / SUMMARY).exists():
         raise RunError(f"the run in {directory} is finished; see {directory / SUMMARY}")
-    return _go_on(assemble(load(directory / CONFIG), model, data), directory, listeners)
+    federation = assemble(load(directory / CONFIG), model, data, recipe=recipe)
+    return _go_on(federation, directory, listeners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +135,26 @@ def _check_same(federation: Federation, directory: Path) -> None:
         if not what.endswith("_note") and began.get(what) != now:
             raise RunError(
                 f"{directory} was begun with another {what}: "
-                "pass the same model and data as then, and leave its config as it is"
+                "pass the same model, data and recipe as then, and leave its config, and the file "
+                "of its policy, as they were"
             )
 
 
+def _check_durable(federation: Federation) -> None:
+    """Raise ConfigError if a checkpoint could not hold the parts of the recipe."""
+    controller = federation.controller
+    parts = [controller.community, controller.weighting, controller.pacing]
+    try:
+        check_packable([*parts, *federation.plan.triggers.values()], federation.names)
+    except TypeError as error:
+        raise ConfigError(
+            f"policy: {error}; a part of a recipe must be a dataclass of plain values and arrays, "
+            "or have state() and restore(state), so that an interrupted run can go on"
+        ) from None
+
+
 def _claim(out: Path, federation: Federation) -> None:
+    _check_durable(federation)
     if (out / JOURNAL).exists():
         raise RunError(
             f"{out} already holds a run; choose another directory, or go on with it: "

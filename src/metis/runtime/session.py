@@ -17,7 +17,7 @@ from metis.core.types import Layout, Snapshot, Vector
 from metis.learn.flat import load_into
 from metis.report.summary import Tally
 from metis.runtime.assemble import Federation
-from metis.runtime.checkpoint import NAMES, drop_latest, place_latest, save
+from metis.runtime.checkpoint import drop_latest, place_latest, save
 from metis.runtime.files import BEST, CHECKPOINT, FINAL, JOURNAL, LATEST, SUMMARY, update_path
 from metis.runtime.journal import Journal, Listener, Record, read_journal
 from metis.runtime.simulate import Simulation
@@ -68,7 +68,7 @@ class Result:
         records = self.records
         if self.directory is not None:
             records = list(read_journal(self.directory / JOURNAL))
-        run = Run(self.config.policy, self.directory or Path(), records, self.summary)
+        run = Run(self.config.policy_label, self.directory or Path(), records, self.summary)
         figure = accuracy_over_time([run])
         if path is not None:
             try:
@@ -181,7 +181,7 @@ class Session:
             "journal": self._journal.position(),
         }
         path = self._out / CHECKPOINT
-        save(self._simulation.controller, lambda: write_packed(path, state, NAMES))
+        save(self._simulation.controller, lambda: write_packed(path, state, self._federation.names))
         self._checkpointed = time.monotonic()
 
     def _place_latest(self) -> None:
@@ -195,7 +195,7 @@ class Session:
         path = self._out / CHECKPOINT
         if not path.exists():
             return False
-        state = read_packed(path, NAMES)
+        state = read_packed(path, self._federation.names)
         self._simulation.controller = state["controller"]
         self._place_latest()
         self._simulation.world = state["world"]
