@@ -334,7 +334,8 @@ def test_inheritance_is_for_exceptions_modules_and_protocols_alone() -> None:
                 bases = {ast.unparse(base) for base in node.bases}
                 found += [
                     f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}({base})"
-                    for base in bases - {"Protocol", "TypedDict", "nn.Module", "torch.autograd.Function"}
+                    for base in bases
+                    - {"Protocol", "TypedDict", "nn.Module", "torch.autograd.Function"}
                     if not base.endswith(("Error", "Exception"))
                 ]
     assert found == []

@@ -26,7 +26,7 @@ from metis.learn import workbench
 from metis.runtime.journal import Record
 from metis.runtime.run import resume, run
 from metis.runtime.session import Result
-from metis.runtime.together import Plan, run_together
+from metis.runtime.together import JointRun, run_together
 from metis.zoo.cifar_cnn import CifarCnn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -207,7 +207,9 @@ def test_runs_computed_together_come_to_the_bytes_of_runs_apart(tmp_path: Path) 
     ]
 
     apart = [run(config) for config in configs]
-    plans = [Plan(config, tmp_path / name) for name, config in zip(policies, configs, strict=True)]
+    plans = [
+        JointRun(config, tmp_path / name) for name, config in zip(policies, configs, strict=True)
+    ]
     run_together(plans)
 
     for result, plan in zip(apart, plans, strict=True):

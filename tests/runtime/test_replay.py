@@ -42,6 +42,8 @@ FAULTS = [
 ]
 LINK = {"latency_seconds": 0.01, "bandwidth_bytes_per_second": 5000.0}
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 #: Name -> what its config says.
 SIMULATED: dict[str, dict[str, Any]] = {
     "sync-dvw": {"policy": "sync-dvw", "horizon": {"versions": 2}},
@@ -65,6 +67,7 @@ SIMULATED: dict[str, dict[str, Any]] = {
     },
     "a learner that fails": {"policy": "async-fedavg", "horizon": {"versions": 3}},
     "regression": {"policy": "sync-dvw", "horizon": {"versions": 1}},
+    "a recipe in a file": {"policy": f"{EXAMPLES}/recipe.py:recipe", "horizon": {"versions": 1}},
 }
 LIVE = "a federation in real time"
 

@@ -12,14 +12,14 @@ import pytest
 from metis.core.errors import Interrupted
 from metis.runtime.assemble import dataset_of, lay_out
 from metis.runtime.run import run
-from metis.runtime.together import Plan, run_together
+from metis.runtime.together import JointRun, run_together
 from tests.runtime.test_run import StopAfter, assert_same_run, small, without_wall
 
 POLICIES = ("sync-fedavg", "sync-dvw", "fedasync", "async-dvw-adaptive")
 
 
-def plans(directory: Path, **values: Any) -> list[Plan]:
-    return [Plan(small(policy, **values), directory / policy) for policy in POLICIES]
+def plans(directory: Path, **values: Any) -> list[JointRun]:
+    return [JointRun(small(policy, **values), directory / policy) for policy in POLICIES]
 
 
 @pytest.mark.parametrize("engine", ["stack", "loop", "processes"])
@@ -40,7 +40,7 @@ def test_runs_stopped_together_can_all_be_taken_up_again(tmp_path: Path) -> None
     for plan in plans(tmp_path / "apart", engine="stack"):
         run(plan.config, plan.out)
     cut = plans(tmp_path / "cut", engine="stack")
-    cut[1] = Plan(cut[1].config, cut[1].out, (StopAfter(40),))
+    cut[1] = JointRun(cut[1].config, cut[1].out, (StopAfter(40),))
     before = signal.getsignal(signal.SIGINT)
 
     with pytest.raises(Interrupted, match="runs left to do"):
@@ -69,7 +69,7 @@ def test_stopping_as_the_last_run_ends_stops_nothing(tmp_path: Path) -> None:
     run(config, tmp_path / "apart")
     num_records = len(without_wall(tmp_path / "apart"))
 
-    run_together([Plan(config, tmp_path / "together", (StopAfter(num_records),))])
+    run_together([JointRun(config, tmp_path / "together", (StopAfter(num_records),))])
 
     assert_same_run(tmp_path / "apart", tmp_path / "together")
 

@@ -129,14 +129,16 @@ def _one_by_one(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[st
 
 def _together(targets: list[tuple[Path, Config]], quiet: bool) -> list[dict[str, Any]]:
     from metis.report.many import ManyView
-    from metis.runtime.together import Plan, run_together
+    from metis.runtime.together import JointRun, run_together
 
     if quiet:
-        return run_together([Plan(chosen, target, (note,)) for target, chosen in targets])
+        return run_together([JointRun(chosen, target, (note,)) for target, chosen in targets])
     with ManyView(console) as view:
         return run_together(
             [
-                Plan(chosen, target, (note, view.listener(target.name, *chosen.horizon.limits())))
+                JointRun(
+                    chosen, target, (note, view.listener(target.name, *chosen.horizon.limits()))
+                )
                 for target, chosen in targets
             ]
         )

@@ -32,7 +32,7 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedLayout:
     """Where weights and the rest lie in a vector. Made by `joined`."""
 
     weights: tuple[Span, ...]  # in the vector; neighbours are one
@@ -130,7 +130,7 @@ class Joined:
 
 
 @lru_cache(maxsize=16)
-def joined(layout: Layout) -> Joined:
+def joined(layout: Layout) -> JoinedLayout:
     """Return how a layout divides into weights and the rest."""
     weights: list[Span] = []
     exact: list[Span] = []
@@ -151,7 +151,7 @@ def joined(layout: Layout) -> Joined:
         else:
             _extend(dense, (at, at + tensor.size))
         at += tensor.size
-    return Joined(
+    return JoinedLayout(
         weights=tuple(weights),
         exact=tuple(exact),
         num_weights=at,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metis.codecs.joined import Indices, Joined, Kernels
+from metis.codecs.joined import Indices, JoinedLayout, Kernels
 
 _SAMPLE = 1 << 16  # values looked at to guess where the largest begin
 
@@ -32,7 +32,9 @@ def largest(magnitudes: NDArray[np.float32], count: int) -> Indices:
     return chosen
 
 
-def kept_kernels(magnitudes: NDArray[np.float32], shape: Joined, count: int) -> NDArray[np.bool_]:
+def kept_kernels(
+    magnitudes: NDArray[np.float32], shape: JoinedLayout, count: int
+) -> NDArray[np.bool_]:
     """Return for each kernel whether it is among so many with the largest mean magnitude.
 
     Of equals the first are kept, as are kernels of zeros if there are no others.
@@ -88,7 +90,9 @@ def _first_largest(values: NDArray[Any], count: int) -> NDArray[np.bool_]:
     return keep
 
 
-def blank_kernels(magnitudes: NDArray[np.float32], shape: Joined, kept: NDArray[np.bool_]) -> None:
+def blank_kernels(
+    magnitudes: NDArray[np.float32], shape: JoinedLayout, kept: NDArray[np.bool_]
+) -> None:
     """Set to zero what lies in kernels that are not kept, in place."""
     first = 0
     for group in shape.kernels:

@@ -22,7 +22,7 @@ from metis.codecs.bits import (
     write_flags,
     write_shortest,
 )
-from metis.codecs.joined import Indices, Joined, joined
+from metis.codecs.joined import Indices, JoinedLayout, joined
 from metis.codecs.packet import Reader, as_bytes, seal, unseal
 from metis.codecs.selection import blank_kernels, kept_kernels, largest, rounded
 from metis.codecs.settings import SHORTEST
@@ -112,7 +112,7 @@ class Ternary:
 
     def _shortest(
         self,
-        shape: Joined,
+        shape: JoinedLayout,
         at: Indices,
         minus: NDArray[np.bool_],
         mu: np.float32,
@@ -132,7 +132,7 @@ class Ternary:
 
     def _pack(
         self,
-        shape: Joined,
+        shape: JoinedLayout,
         at: Indices,
         minus: NDArray[np.bool_],
         mu: np.float32,
@@ -158,7 +158,7 @@ class Ternary:
 
 
 def _maps(
-    shape: Joined, numbers: Indices, at: Indices, minus: NDArray[np.bool_], form: int
+    shape: JoinedLayout, numbers: Indices, at: Indices, minus: NDArray[np.bool_], form: int
 ) -> list[bytes]:
     """Return a map of each kernel: which of its cells are kept, and with which sign."""
     starts, ends = _cell_ranges(shape, numbers)
@@ -173,7 +173,9 @@ def _maps(
     return [write_flags(np.stack([signs, cells & ~signs], axis=1).reshape(-1))]
 
 
-def _read_kernels(reader: Reader, shape: Joined, body: Body) -> tuple[Indices, NDArray[np.bool_]]:
+def _read_kernels(
+    reader: Reader, shape: JoinedLayout, body: Body
+) -> tuple[Indices, NDArray[np.bool_]]:
     (num_kernels,) = reader.numbers(_KERNELS)
     numbers = read_ascending(reader, num_kernels, shape.num_kernels, body.kernel_coding)
     starts, ends = _cell_ranges(shape, numbers)
@@ -233,7 +235,7 @@ def _each_once(ascending: Indices) -> Indices:
     return ascending[np.diff(ascending, prepend=-1) > 0]
 
 
-def _cell_ranges(shape: Joined, numbers: Indices) -> tuple[Indices, Indices]:
+def _cell_ranges(shape: JoinedLayout, numbers: Indices) -> tuple[Indices, Indices]:
     """Return where each kernel begins among the joined weights, and where its map ends."""
     return shape.kernel_starts(numbers), np.cumsum(shape.kernel_cells(numbers))
 

@@ -26,7 +26,7 @@ from metis.runtime.signals import stop_requests
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JointRun:
     """A run to be made, or taken up again, or found finished; and who listens to it."""
 
     config: Config
@@ -54,7 +54,7 @@ class _Runs:
                 trainer.train(jobs[id(trainer)])
 
 
-def run_together(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+def run_together(plans: Sequence[JointRun]) -> list[dict[str, Any]]:
     """Return the summaries of several runs: as they are there, or after going on with them.
 
     If the user stops it, every run is left so that it can be taken up again.
