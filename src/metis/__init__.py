@@ -136,6 +136,7 @@ def simulate(
 
     from metis.config import load
     from metis.report.live import LiveView
+    from metis.report.runs import short_policy
     from metis.runtime import run as runs
 
     if config is not None and not isinstance(config, str | PathLike):
@@ -156,7 +157,7 @@ def simulate(
     with ExitStack() as stack:
         listeners: tuple[Any, ...] = ()
         if progress:
-            title = chosen.policy_label if own is None else "own-recipe"
+            title = short_policy(chosen.policy) if own is None else "own recipe"
             view = LiveView(*chosen.horizon.limits(), title=title)
             listeners = (stack.enter_context(view),)
         if resume is not None:

@@ -17,6 +17,7 @@ from metis.config import Config, load
 from metis.core.errors import ConfigError, Interrupted, JournalError, RunError
 from metis.core.policies import recipe
 from metis.live.agree import agreed
+from metis.report.runs import read_run, series_of
 from metis.runtime.assemble import lay_out
 from metis.runtime.journal import read_journal
 from metis.runtime.replay import replay
@@ -108,6 +109,16 @@ def sampled(choices):
     return metis.Recipe(metis.RoundAverage(), ByRoot(), metis.Sync(choices.recipe.sample))
 
 
+def scored(choices):
+    return metis.recipe("sync-dvw", choices)
+
+
+def strict():
+    return metis.Recipe(
+        metis.RoundAverage(), metis.ByValidation("macro_f1", "others"), metis.Sync(), holds_out=True
+    )
+
+
 def no_recipe():
     return ByRoot()
 
@@ -172,6 +183,7 @@ def test_a_recipe_in_a_file_is_recorded_with_its_place_and_its_digest(
     assert weights <= examples
     assert replay(tmp_path / "run").last_digest
     assert made.config.policy_label == "mine-by_root"
+    assert [one.label for one in series_of([read_run(tmp_path / "run")])] == ["mine.py:by_root"]
 
 
 @pytest.mark.parametrize("policy", ["by_root", "all_own"])
@@ -258,6 +270,33 @@ def test_a_recipe_function_may_take_the_numbers_of_the_config(mine: Path) -> Non
     parts = lay_out(small(f"{mine}:sampled", recipe={"sample": 2}))
 
     assert parts.recipe.pacing == metis.Sync(2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "values", "metric", "self_score"),
+    [
+        ("scored", {}, "micro_f1", "include"),
+        ("scored", {"validation": {"metric": "mcc"}}, "mcc", "include"),
+        ("scored", {"data": {"name": "diabetes"}}, "inverse_mse", "include"),
+        ("strict", {}, "macro_f1", "exclude"),
+    ],
+)
+def test_the_config_of_a_run_says_how_its_own_recipe_scores(
+    policy: str, values: dict[str, Any], metric: str, self_score: str, mine: Path
+) -> None:
+    values = {"partition": {"sizes": "uniform", "classes": "iid"}, **values}
+
+    config = lay_out(small(f"{mine}:{policy}", **values)).config
+
+    assert (config.validation.metric, config.validation.self_score) == (metric, self_score)
+    assert lay_out(config).config == config  # as a resumed run finds it
+
+
+def test_a_metric_that_the_recipe_does_not_have_is_refused(mine: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metric = 'mcc' .* leave both out"):
+        lay_out(small(f"{mine}:strict", validation={"metric": "mcc"}))
+    with pytest.raises(ConfigError, match="'macro_f1' does not score a regression"):
+        lay_out(small(f"{mine}:strict", data={"name": "diabetes"}, partition={"classes": "iid"}))
 
 
 def test_a_recipe_says_which_part_lacks_what() -> None:

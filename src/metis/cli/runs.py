@@ -62,6 +62,7 @@ def run(
     else:
         chosen = chosen_config(config, set_, seed=seed, device=device, policy=policy)
         directory = out or fresh(Path("runs") / chosen.policy_label)
+    from metis.report.runs import short_policy
     from metis.runtime import run as runs
 
     def work(listeners: tuple[Any, ...]) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def run(
             return runs.resume(directory, listeners=listeners).summary
         return runs.run(chosen, directory, listeners=listeners).summary
 
-    summary = _watch(chosen, quiet or as_json, chosen.policy_label, work)
+    summary = _watch(chosen, quiet or as_json, short_policy(chosen.policy), work)
     _report(directory, [directory], show=not as_json)
     if as_json:
         console.print_json(json.dumps(summary))

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from metis.report.runs import short_policy
 from metis.report.summary import Tally
 from metis.runtime.journal import Record
 
@@ -278,7 +279,7 @@ class LiveView:
 
     def _name(self) -> str:
         run = self._tally.run
-        policy = str(run.get("policy", "run"))
+        policy = short_policy(str(run.get("policy", "run")))
         named = self._title if policy in self._title else f"{self._title} {policy}".strip()
         return f"{named} on {run.get('dataset', 'its data')}"
 

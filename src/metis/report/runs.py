@@ -102,11 +102,16 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
     for members in alike.values():
         seeds = {run.summary["seed"] for run in members}
         groups += [members] if len(seeds) == len(members) else [[run] for run in members]
-    policies = [str(members[0].summary["policy"]) for members in groups]
+    policies = [short_policy(str(members[0].summary["policy"])) for members in groups]
     return [
         Series(_label(policy, members, policies.count(policy) == 1), policy, tuple(members))
         for policy, members in zip(policies, groups, strict=True)
     ]
+
+
+def short_policy(policy: str) -> str:
+    """Return a policy without the folder of its file, if it names one."""
+    return policy.rpartition("/")[2]
 
 
 def _label(policy: str, members: Sequence[Run], alone: bool) -> str:

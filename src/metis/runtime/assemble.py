@@ -226,7 +226,11 @@ def resolve(config: Config, dataset: Dataset, given: Recipe | None = None) -> Co
     a run's config can be used with another policy. Paths become absolute.
     """
     advice = dataset.advice
-    chosen = recipe_of(config, given)
+    if given is None:
+        # A function is given the metric that suits the data; its recipe may have another.
+        chosen = recipe_of(with_metric(config, dataset.num_classes))
+    else:
+        chosen = recipe_of(config, given)
     config = with_metric(config, dataset.num_classes, chosen if config.has_own_policy else None)
     validation = config.validation
     seconds, versions = config.horizon.limits()
