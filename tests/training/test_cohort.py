@@ -368,7 +368,7 @@ def test_losses_not_told_before_a_crash_are_told_after_it(
     assert [len(losses) for losses in (*wanted_a, *wanted_b)] == [2, 1, 2, 1]
 
 
-def test_questions_that_were_not_answered_are_answered_after_a_crash(
+def test_requests_that_were_not_taken_are_computed_after_a_crash(
     federations: tuple[Federate, Federate], tmp_path: Path
 ) -> None:
     begun, gone_on = federations

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from metis.core.errors import RunError
 from metis.models import build
+from metis.training.cohort import Cohort
 from metis.training.engines.pool import can_fork
 from metis.training.engines.processes import Processes
+from metis.training.engines.stack import Stack
 from tests.training.federation import (
     NUM_CLASSES,
     A,
@@ -104,6 +106,25 @@ def test_a_late_report_of_an_abandoned_task_is_not_taken_for_one_of_the_next(
     learners.abandon(A)
 
     assert trained(learners, start) == wanted
+
+
+def test_a_state_can_be_restored_twice(started: Callable[[Bench], Processes]) -> None:
+    bench, start = bench_of()
+    stacked = Cohort(*bench, Stack(*bench, 2))
+    for learner in (A, B):
+        stacked.begin(task(learner, start), with_loss=True)
+        stacked.announce(learner, 5)
+    stacked.advance(B, 5)  # computes A's steps too, whose losses are not fetched
+    state = stacked.state()
+
+    found = []
+    for _ in range(2):
+        learners = started(bench_of()[0])
+        learners.restore(state)
+        found.append(learners.advance(A, 5))
+
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
 
 
 class Raising(nn.Module):
