@@ -105,7 +105,7 @@ class Grid:
 def chosen(
     asked: Iterable[str] | None, known: Sequence[str], what: str, more: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the names that were asked for, or all. Raises ConfigError with the nearest right one."""
+    """Return the names that were asked for, or all. Raises ConfigError for a wrong one."""
     if asked is None:
         return tuple(known)
     names = tuple(dict.fromkeys(asked))
