@@ -2,7 +2,7 @@
 
 The paper compares policies after the same virtual time. A federation may rather be short of traffic
 (with DVW each update goes to every judge too) or of energy: what devices compute is counted
-as samples trained. Drawn from the heterogeneous cells of Table I, or of the same table of other data.
+as samples trained. Drawn from the heterogeneous cells of Table I, or of that table of other data.
 """
 
 from __future__ import annotations
