@@ -338,7 +338,7 @@ def test_the_command_line_runs_kills_and_resumes_a_recipe_of_ones_own(
         "import os, signal\n"
         "from pathlib import Path\n"
         "from metis.config import load\n"
-        "from metis.runtime import run, session\n"
+        "from metis.simulation import run, session\n"
         "def die(record):\n"
         "    die.left -= 1\n"
         "    if die.left == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
