@@ -13,11 +13,12 @@ from metis.core.community import CachedAverage, Community
 from metis.core.controller import Controller
 from metis.core.stored import STORED as CORE
 from metis.core.types import read_only
+from metis.federation.transfers import STORED as TRANSFERS
 from metis.storage.latest import STORED as LATEST
 from metis.storage.latest import LatestOnDisk
 from metis.storage.pack import Names
 
-NAMES = Names(CORE) | Names(CODECS) | Names(LATEST)
+NAMES = Names(CORE) | Names(CODECS) | Names(TRANSFERS) | Names(LATEST)
 
 
 def cache_of(community: Community) -> CachedAverage | None:

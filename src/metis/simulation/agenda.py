@@ -12,7 +12,6 @@ from metis.config import Incident
 from metis.core.events import Event
 from metis.core.local_run import LocalRun
 from metis.core.types import LearnerId, Task, Update
-from metis.federation.transfers import STORED as POST
 from metis.federation.transfers import TransferState
 
 
@@ -138,7 +137,6 @@ class SimulationState:
 
 #: The names by which these are stored in a checkpoint.
 STORED: Mapping[str, type] = {
-    **POST,
     "incident": Incident,
     "begin": Begin,
     "steps-done": StepsDone,
