@@ -37,7 +37,7 @@ def is_finite(model: Model) -> bool:
 
 
 def _are_sums(counts: ErrorSums) -> bool:
-    """Whether these can be what somebody's errors and targets add up to."""
+    """Whether a judge's errors and targets can add up to these sums."""
     squares = (counts.squared_error, counts.absolute_error, counts.target_squared)
     return (
         0 <= counts.num_examples <= MOST

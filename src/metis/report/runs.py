@@ -111,7 +111,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
 
 def short_policy(policy: str) -> str:
     """Return a policy without the folder of its file, if it names one."""
-    return policy.rpartition("/")[2]
+    return policy.rpartition("/")[2] if ".py:" in policy else policy
 
 
 def _label(policy: str, members: Sequence[Run], alone: bool) -> str:
