@@ -285,7 +285,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A small run with its updates kept, made once by a real process."""
     folder = tmp_path_factory.mktemp("finished")
     arguments = ["run", *SMALL, "--json", "--out", "run", "--policy", "async-dvw-adaptive"]
-    done = python("-m", "metis.cli", *arguments, "--set", "output.keep_updates=true", cwd=folder)
+    done = python("-m", "metis", *arguments, "--set", "output.keep_updates=true", cwd=folder)
     return folder / "run", done
 
 
@@ -507,7 +507,7 @@ def test_a_regression_is_shown_too(metis: Metis) -> None:
 
 
 def test_a_process_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
-    outcome = python("-m", "metis.cli", "run", "--policy", "fedasinc", cwd=tmp_path)
+    outcome = python("-m", "metis", "run", "--policy", "fedasinc", cwd=tmp_path)
 
     assert_refused(outcome, "did you mean 'fedasync'?")
     assert outcome.out == ""

@@ -199,7 +199,7 @@ def test_a_config_that_differs_from_the_controllers_is_refused_by_its_key(
     metis("model", "init", "fed.toml")
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "metis.cli", "controller", "--plain", "--config", "fed.toml"),
+            *(sys.executable, "-m", "metis", "controller", "--plain", "--config", "fed.toml"),
             *("--listen", "127.0.0.1:0", "--initial", "initial.safetensors"),
         ],
         stdout=subprocess.PIPE,

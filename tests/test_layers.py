@@ -82,6 +82,7 @@ MAY_KNOW = {
         "models",
     },
     "cli": {"core", "config"},
+    "__main__": {"cli"},
     "__init__": {"core", "data"},
 }
 
@@ -112,6 +113,7 @@ MAY_USE = {
     "report": {"numpy", "rich", "(matplotlib)"},
     "metis_papers": {"numpy", "rich", "typer", "(matplotlib)", "(torch)"},
     "cli": {"rich", "typer"},
+    "__main__": set[str](),
     "__init__": set[str](),
 }
 

@@ -281,7 +281,7 @@ class ControllerProcess:
     def launch(self) -> None:
         """Start the process; it may not listen yet."""
         command = [
-            *(sys.executable, "-m", "metis.cli", "controller", "--plain"),
+            *(sys.executable, "-m", "metis", "controller", "--plain"),
             *("--config", str(self._config), "--initial", str(self._initial)),
             *("--listen", self.address, "--state", str(self.state), "--linger", "5"),
         ]

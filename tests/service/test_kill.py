@@ -150,7 +150,7 @@ def check(config: Config, found_: Survived, tmp_path: Path) -> None:
     assert_each_counts_once(found_.records, found_.receipts, service)
     if config.policy.startswith("sync"):
         assert versions_of(found_.records) == versions_of_whole_run(config, tmp_path)
-    command = [sys.executable, "-m", "metis.cli", "replay", str(found_.state)]
+    command = [sys.executable, "-m", "metis", "replay", str(found_.state)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stderr
     assert replay(found_.state).last_digest == versions_of(found_.records)[-1][1]
@@ -241,7 +241,7 @@ class LearnerProcess:
 
     def launch(self) -> None:
         command = [
-            *(sys.executable, "-m", "metis.cli", "learner", "--plain", "--name", MORTAL),
+            *(sys.executable, "-m", "metis", "learner", "--plain", "--name", MORTAL),
             *("--controller", self._address, "--config", str(self._config)),
             *("--state", str(self._state)),
         ]

@@ -64,7 +64,7 @@ def test_a_run_that_dies_after_a_checkpoint_goes_on_from_its_models(
 ) -> None:
     run(config("memory"), tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("metis.simulation.run._see_through", lambda session, resumed: session)
+        patches.setattr("metis.simulation.run._see_through", lambda session, **_: session)
         session: Any = run(config("disk"), tmp_path / "cut")
     assert isinstance(session, Session)
     with num_threads(1):

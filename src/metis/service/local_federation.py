@@ -69,7 +69,7 @@ def _start(directory: Path, name: str, verb: str, *arguments: str) -> Started:
     with open(log, "ab") as file:
         began = file.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", "metis.cli", verb, "--plain", *arguments],
+            [sys.executable, "-m", "metis", verb, "--plain", *arguments],
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""`python -m metis.cli` is `metis`."""
+"""`python -m metis` is `metis`."""
 
 from __future__ import annotations
 
