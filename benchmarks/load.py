@@ -151,7 +151,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     save_first(folder / "initial.safetensors", zeros, layout, NUM_CLASSES)
     controller = subprocess.Popen(
         [
-            *(sys.executable, "-m", "metis.cli", "controller", "--plain", "--log-level", "error"),
+            *(sys.executable, "-m", "metis", "controller", "--plain", "--log-level", "error"),
             *("--listen", "127.0.0.1:0", "--state", str(folder / "state")),
             *("--config", str(folder / "fed.toml")),
             *("--initial", str(folder / "initial.safetensors")),

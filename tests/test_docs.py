@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from metis.config import load
-
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (
     "README.md",
@@ -67,11 +65,6 @@ def _sections(document: Path) -> set[str]:
     text = re.sub(r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.toml")), ids=lambda at: at.name)
-def test_a_config_beside_the_documents_is_one(path: Path) -> None:
-    load(path)  # which checks it
 
 
 def _call(program: str, standard_input: str, folder: Path) -> None:

@@ -21,7 +21,7 @@ SETTINGS = (
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", ["sync-dvw", "async-dvw-adaptive", "fedbuff"])
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(policy: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "metis.cli", "run", "--quiet"]
+    command = [sys.executable, "-m", "metis", "run", "--quiet"]
     start = ["--policy", policy, *SETTINGS]
     began = time.monotonic()
     subprocess.run([*command, "--out", "whole", *start], cwd=tmp_path, check=True)

@@ -325,7 +325,7 @@ def test_the_command_line_runs_kills_and_resumes_a_recipe_of_ones_own(
     mine: Path, tmp_path: Path
 ) -> None:
     def metis_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "metis.cli", "run", "--quiet", *arguments]
+        command = [sys.executable, "-m", "metis", "run", "--quiet", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     config = own("sync-fedavg")

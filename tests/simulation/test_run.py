@@ -92,7 +92,7 @@ def test_same_seed_same_bytes_across_processes(policy: str, tmp_path: Path) -> N
         f'policy = "{policy}"\nlearners = 4\nmodel.name = "linear"\nhorizon.seconds = 6.0\n'
     )
     for name, hash_seed in (("one", "1"), ("two", "2")):
-        command = [sys.executable, "-m", "metis.cli", "run", "fed.toml", "--out", name, "--quiet"]
+        command = [sys.executable, "-m", "metis", "run", "fed.toml", "--out", name, "--quiet"]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
 
@@ -416,7 +416,7 @@ def test_a_killed_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
 
 def test_a_run_killed_by_force_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
     settings = "output.checkpoint_seconds=0.2", "horizon.seconds=60", "model.name=linear"
-    command = [sys.executable, "-m", "metis.cli", "run", "--quiet", "--out"]
+    command = [sys.executable, "-m", "metis", "run", "--quiet", "--out"]
     sets = [word for setting in settings for word in ("--set", setting)]
     subprocess.run(
         [*command, "whole", *sets], cwd=tmp_path, check=True, capture_output=True, timeout=200
@@ -481,7 +481,7 @@ def test_a_run_is_not_resumed_with_another_model(tmp_path: Path) -> None:
     path = tmp_path / "cut" / "config.toml"
     path.write_text(path.read_text().replace('name = "linear"', 'name = "mlp"'))
 
-    with pytest.raises(RunError, match="pass the same model and data"):
+    with pytest.raises(RunError, match="pass the same model, data and recipe"):
         resume(tmp_path / "cut")
 
 
