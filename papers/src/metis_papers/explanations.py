@@ -1,4 +1,4 @@
-"""Why orderings fail, as far as it is known: a file next to the results.
+"""Known explanations of failed orderings: a file next to the results.
 
 Not in the code: an explanation belongs to the cells that it was made from.
 """
